@@ -12,7 +12,7 @@ __all__: list[str] = []
 for _found in pkgutil.iter_modules(__path__):
   _module = importlib.import_module(f'{__name__}.{_found.name}')
   for _name, _value in vars(_module).items():
-    if _name.startswith('build_') and _value.__module__ == _module.__name__:
+    if _name.startswith('build_'):
       globals()[_name] = _value
       __all__.append(_name)
 __all__.sort()

@@ -9,11 +9,10 @@ like FedAvg, on separate clients.
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import operator
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from tff_partial import evaluation
 from tff_partial.composition import compose
 from tff_partial.data import cohorts
 from tff_partial.data import examples
@@ -22,6 +21,7 @@ from tff_partial.data import populations
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
 
 # Adds the client to its fields, `[examples, ...]`: (fields, index of the
@@ -107,16 +107,4 @@ def build_centralized(
   )
 
 
-def build_centralized_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the global weights, as for FedAvg.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_centralized_eval(whole)
-  """
-  return evaluation.build_query_evaluation(model, **measuring)
+build_centralized_eval = partial_training.build_evaluation

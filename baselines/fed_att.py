@@ -24,15 +24,15 @@ is multiplied by weights. Local variables, if any, stay at clients, as in
 """
 
 import collections
+import dataclasses
 import math
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import aggregators
-from tff_partial import evaluation
-from tff_partial.composition import Averaging
+from tff_partial.composition import Aggregation
 from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
@@ -52,7 +52,7 @@ def build_fed_att(
   *,
   step_size: float = 1.0,
   training: Phase = Phase(),
-  **averaging: Unpack[Averaging],
+  aggregation: Aggregation = Aggregation(),
 ) -> PartialProcess:
   """Build FedAtt: train all variables, with attention at the server.
 
@@ -61,8 +61,8 @@ def build_fed_att(
     step_size: epsilon of the paper, the server's step size.
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
-    **averaging: How clients' messages are averaged, as for `compose`; by
-      default clients are weighted only by attention.
+    aggregation: How the server averages clients' messages; by default clients
+      are weighted only by attention.
 
   Example:
     >>> process = baselines.build_fed_att(whole, step_size=1.0)
@@ -75,34 +75,20 @@ def build_fed_att(
     raise SettingError(
       f'step_size={step_size}: the server follows by a positive, finite number.'
     )
-  mean = averaging.get('aggregator') or aggregators.MeanFactory()
+  mean = aggregation.aggregator or aggregators.MeanFactory()
   return partial_training.build_simultaneous(
     model,
     training=training,
-    **{
-      'client_weighting': ClientWeighting.UNIFORM,
-      **averaging,
-      'aggregator': AttentiveFactory(mean),
-      'server_optimizer': sgd(step_size),
-    },
+    aggregation=dataclasses.replace(
+      aggregation,
+      client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,
+      aggregator=AttentiveFactory(mean),
+    ),
+    server_optimizer=sgd(step_size),
   )
 
 
-def build_fed_att_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the local variables that clients remember.
-
-  With `personalise`, they train them before, as new clients need it.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_fed_att_eval(whole)
-  """
-  return partial_training.build_evaluation(model, **measuring)
+build_fed_att_eval = partial_training.build_evaluation
 
 
 class AttentiveFactory(aggregators.WeightedFactory):

@@ -21,15 +21,15 @@ Clients have equal weights, as their numbers of examples would be sent without
 noise, and clients without examples also send noise.
 """
 
-from typing import Unpack
+import dataclasses
 
-from tff_partial import evaluation
-from tff_partial.composition import Joining
+from tff_partial.composition import Aggregation
 from tff_partial.dp.laplace_noise import LaplaceNoise
 from tff_partial.dp.local_noise import LocalNoise
 from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
@@ -40,7 +40,8 @@ def build_fed_noise(
   *,
   noise: LaplaceNoise | LocalNoise,
   training: Phase = Phase(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build Fednoise: train all variables, clip and noise updates.
 
@@ -50,8 +51,9 @@ def build_fed_noise(
       `LocalNoise`.
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
-    **joining: How the server aggregates updates, as for `compose`, except
-      `postprocess_update`.
+    aggregation: How the server aggregates updates, except
+      `postprocess_update`. By default clients have equal weights.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = baselines.build_fed_noise(
@@ -62,35 +64,22 @@ def build_fed_noise(
     CompositionError, SettingError, PhaseError: If the arguments do not fit
       together.
   """
-  if joining.get('postprocess_update') is not None:
+  if aggregation.postprocess_update is not None:
     raise SettingError(
-      f'postprocess_update={joining["postprocess_update"]!r}: what clients do '
+      f'postprocess_update={aggregation.postprocess_update!r}: what clients do '
       f'before they send is to add noise={noise!r}. Pass one of the two to '
       'build_fed_noise, as `noise`.'
     )
   return partial_training.build_simultaneous(
     model,
     training=training,
-    **{
-      'client_weighting': ClientWeighting.UNIFORM,
-      **joining,
-      'postprocess_update': noise,
-    },
+    aggregation=dataclasses.replace(
+      aggregation,
+      client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,
+      postprocess_update=noise,
+    ),
+    server_optimizer=server_optimizer,
   )
 
 
-def build_fed_noise_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the local variables that clients remember.
-
-  With `personalise`, they train them before, as new clients need it.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_fed_noise_eval(whole)
-  """
-  return partial_training.build_evaluation(model, **measuring)
+build_fed_noise_eval = partial_training.build_evaluation

@@ -22,19 +22,19 @@ over to the other.
 
 import collections
 import dataclasses
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import evaluation
-from tff_partial.composition import Averaging
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
 
 # TFF's optimizers, or the algorithm as printed.
@@ -50,7 +50,7 @@ def build_fed_adam(
   beta_2: float = 0.99,
   tau: float = 1e-3,
   rule: str = TFF,
-  **averaging: Unpack[Averaging],
+  aggregation: Aggregation = Aggregation(),
 ) -> PartialProcess:
   """Build FedAdam: the server applies Adam to the mean update.
 
@@ -62,7 +62,7 @@ def build_fed_adam(
     beta_2: Decay of the second moment.
     tau: Degree of adaptivity; with `TFF` outside the bias correction.
     rule: `TFF`, or `PAPER` for the algorithm as printed.
-    **averaging: How updates are averaged, as for `compose`.
+    aggregation: How the server aggregates updates.
 
   Example:
     >>> process = baselines.build_fed_adam(whole, learning_rate=0.01)
@@ -76,22 +76,7 @@ def build_fed_adam(
   )
   if _is_printed(rule):
     optimizer = _AsPrinted(False, learning_rate, beta_1, beta_2, tau)
-  return _build(model, training, optimizer, averaging)
-
-
-def build_fed_adam_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the global weights, as for FedAvg.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_fed_adam_eval(whole)
-  """
-  return evaluation.build_query_evaluation(model, **measuring)
+  return _build(model, training, optimizer, aggregation)
 
 
 def build_fed_yogi(
@@ -103,7 +88,7 @@ def build_fed_yogi(
   beta_2: float = 0.99,
   tau: float = 1e-3,
   rule: str = TFF,
-  **averaging: Unpack[Averaging],
+  aggregation: Aggregation = Aggregation(),
 ) -> PartialProcess:
   """Build FedYogi: the server applies Yogi to the mean update.
 
@@ -111,11 +96,8 @@ def build_fed_yogi(
     model: The model, without local variables.
     training: How a client trains: optimizer, batches, epochs.
     learning_rate: eta of the paper, at the server.
-    beta_1: Decay of the first moment.
-    beta_2: Decay of the second moment, initialized to `tau` squared.
-    tau: Degree of adaptivity; with `TFF` outside the bias correction.
-    rule: `TFF`, or `PAPER` for the algorithm as printed.
-    **averaging: How updates are averaged, as for `compose`.
+    beta_1, beta_2, tau, rule, aggregation: As for `build_fed_adam`; the second
+      moment is initialized to `tau` squared.
 
   Example:
     >>> process = baselines.build_fed_yogi(whole, learning_rate=0.01)
@@ -129,22 +111,10 @@ def build_fed_yogi(
   )
   if _is_printed(rule):
     optimizer = _AsPrinted(True, learning_rate, beta_1, beta_2, tau)
-  return _build(model, training, optimizer, averaging)
+  return _build(model, training, optimizer, aggregation)
 
 
-def build_fed_yogi_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the global weights, as for FedAvg.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_fed_yogi_eval(whole)
-  """
-  return evaluation.build_query_evaluation(model, **measuring)
+build_fed_adam_eval = build_fed_yogi_eval = partial_training.build_evaluation
 
 
 def _is_printed(rule: str) -> bool:
@@ -157,13 +127,13 @@ def _build(
   model: models.PartialModel,
   training: Phase,
   optimizer: Optimizer,
-  averaging: Averaging,
+  aggregation: Aggregation,
 ) -> PartialProcess:
   return compose(
     model,
     work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
     server_optimizer=optimizer,
-    **averaging,
+    aggregation=aggregation,
   )
 
 

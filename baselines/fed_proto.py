@@ -17,7 +17,7 @@ have one.
 import collections
 from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
 
@@ -31,10 +31,12 @@ from tff_partial.composition import compose
 from tff_partial.composition import ServerState
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL
 
@@ -130,27 +132,7 @@ def build_fed_proto(
   )
 
 
-def build_fed_proto_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with clients' remembered models and their heads.
-
-  With `personalise`, these are trained before only by the model's loss, as new
-  clients need it.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_fed_proto_eval(model)
-  """
-  return evaluation.build_query_evaluation(
-    model,
-    client_state=client_state.persist_personal,
-    train=(PERSONAL, LOCAL),
-    **measuring,
-  )
+build_fed_proto_eval = partial_training.build_personal_evaluation
 
 
 def build_fed_proto_nearest_eval(
@@ -159,7 +141,8 @@ def build_fed_proto_nearest_eval(
   num_classes: int,
   features: Callable[[Any], tf.Tensor],
   logits: str | None = None,
-  **measuring: Unpack[evaluation.Measuring],
+  personalise: Phase | None = None,
+  split: splits.Split | None = None,
 ) -> evaluation.Evaluation:
   """Build an evaluation by the nearest prototype instead of the client's head.
 
@@ -175,8 +158,9 @@ def build_fed_proto_nearest_eval(
     features: As in training.
     logits: Name of the logits among the model's outputs; None if they are its
       only output.
-    **measuring: As for `evaluation.build_query_evaluation`; see
-      `build_fed_proto_eval`.
+    personalise: How clients, such as new ones, train their models before, only
+      by the model's loss; not at all by default.
+    split: As for `evaluation.build_query_evaluation`.
 
   Example:
     >>> evaluation = baselines.build_fed_proto_nearest_eval(
@@ -220,7 +204,8 @@ def build_fed_proto_nearest_eval(
     train=(PERSONAL, LOCAL),
     predict_fn=by_nearest,
     server_state=first_prototypes,
-    **measuring,
+    personalise=personalise,
+    split=split,
   )
 
 

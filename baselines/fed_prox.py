@@ -8,14 +8,14 @@ which do less, are not simulated.
 """
 
 import dataclasses
-from typing import Unpack
 
-from tff_partial import evaluation
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.terms import proximal
 from tff_partial.tiers import GLOBAL
 
@@ -25,7 +25,8 @@ def build_fed_prox(
   *,
   penalty: float = 0.1,
   training: Phase = Phase(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FedProx: train the global weights, kept near the received ones.
 
@@ -33,7 +34,8 @@ def build_fed_prox(
     model: The model, without local variables.
     penalty: mu of the paper; 0 for FedAvg.
     training: How a client trains: optimizer, batches, epochs.
-    **joining: How the server aggregates updates, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = baselines.build_fed_prox(whole, penalty=0.1)
@@ -52,20 +54,9 @@ def build_fed_prox(
         measured=True,
       )
     ],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
-def build_fed_prox_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the global weights, as for FedAvg.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_fed_prox_eval(whole)
-  """
-  return evaluation.build_query_evaluation(model, **measuring)
+build_fed_prox_eval = partial_training.build_evaluation

@@ -4,16 +4,15 @@ A client's examples are one batch, including padding, so more padding may change
 the last bits, unlike with all other methods.
 """
 
-from typing import Unpack
-
-from tff_partial import evaluation
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
 
 
@@ -22,7 +21,8 @@ def build_fed_sgd(
   *,
   learning_rate: float = 0.1,
   on: splits.Part = splits.everything(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FedSGD: each client sends one gradient of all its examples.
 
@@ -31,7 +31,8 @@ def build_fed_sgd(
     learning_rate: eta of the paper. For another optimizer at the server, pass 1
       and the `server_optimizer`, which then applies the mean gradient.
     on: The examples of the gradient.
-    **joining: How the server aggregates updates, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = baselines.build_fed_sgd(whole, learning_rate=0.1)
@@ -50,20 +51,9 @@ def build_fed_sgd(
         measured=True,
       )
     ],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
-def build_fed_sgd_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the global weights, as for FedAvg.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_fed_sgd_eval(whole)
-  """
-  return evaluation.build_query_evaluation(model, **measuring)
+build_fed_sgd_eval = partial_training.build_evaluation

@@ -21,14 +21,15 @@ sentences have the same features.
 """
 
 import math
-from typing import Unpack
 
 import tensorflow as tf
 
 from baselines import memories
 from tff_partial import evaluation
+from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
+from tff_partial.phases import Phase
 
 # Farther than any distance.
 _FAR = 1e38
@@ -46,7 +47,10 @@ def build_knn_per_eval(
   num_neighbors: int | None = 10,
   mixing: float = 0.5,
   scale: float = 1.0,
-  **measuring: Unpack[memories.Measuring],
+  personalise: Phase | None = None,
+  tune: Phase | None = None,
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the model and nearest support examples.
 
@@ -63,8 +67,8 @@ def build_knn_per_eval(
     num_neighbors: k; None for all.
     mixing: lambda, the neighbours' share, from 0 to less than 1.
     scale: The distance at which a neighbour's weight falls to 1 / e.
-    **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
-      for `memories.memory_evaluation`.
+    personalise, tune, split, measure_batch_size: As for
+      `memories.memory_evaluation`.
 
   Example:
     >>> evaluation = baselines.build_knn_per_eval(named, num_neighbors=10)
@@ -100,7 +104,10 @@ def build_knn_per_eval(
     recall=recall,
     logits=logits,
     targets=targets,
-    **measuring,
+    personalise=personalise,
+    tune=tune,
+    split=split,
+    measure_batch_size=measure_batch_size,
   )
 
 

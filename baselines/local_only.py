@@ -5,14 +5,13 @@ global weights.
 """
 
 import dataclasses
-from typing import Unpack
 
-from tff_partial import evaluation
 from tff_partial.client_state import persist_personal
 from tff_partial.composition import compose
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL
 
@@ -41,20 +40,4 @@ def build_local_only(
   )
 
 
-def build_local_only_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the models that clients remember.
-
-  With `personalise`, these are trained before, as new clients need it.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_local_only_eval(whole)
-  """
-  return evaluation.build_query_evaluation(
-    model, client_state=persist_personal, train=(PERSONAL, LOCAL), **measuring
-  )
+build_local_only_eval = partial_training.build_personal_evaluation

@@ -71,12 +71,6 @@ class Votes(NamedTuple):
   share: tf.Tensor
 
 
-class Measuring(evaluation.Measuring, total=False):
-  """Arguments that builders pass to `memory_evaluation`."""
-
-  tune: Phase | None
-
-
 def classes_from_zero(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """Return labels as classes; negative ones are invalid.
 

@@ -19,14 +19,15 @@ single words, and its share grows with the counts.
 """
 
 import math
-from typing import Unpack
 
 import tensorflow as tf
 
 from baselines import memories
 from tff_partial import evaluation
+from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
+from tff_partial.phases import Phase
 
 # Padding before the first token of an example.
 _NOTHING = -1
@@ -40,7 +41,10 @@ def build_ngram_cache_eval(
   num_tokens: int = 2,
   mixing: float = 0.5,
   smoothing: float = 1.0,
-  **measuring: Unpack[memories.Measuring],
+  personalise: Phase | None = None,
+  tune: Phase | None = None,
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the model and a cache of clients' n-grams.
 
@@ -57,8 +61,8 @@ def build_ngram_cache_eval(
     num_tokens: Maximum number of preceding tokens that are compared.
     mixing: lambda, the cache's share for large counts, from 0 to less than 1.
     smoothing: The count at which the cache has half of this share.
-    **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
-      for `memories.memory_evaluation`.
+    personalise, tune, split, measure_batch_size: As for
+      `memories.memory_evaluation`.
 
   Example:
     >>> evaluation = baselines.build_ngram_cache_eval(tokens, num_tokens=2)
@@ -99,7 +103,10 @@ def build_ngram_cache_eval(
     recall=recall,
     logits=logits,
     targets=targets,
-    **measuring,
+    personalise=personalise,
+    tune=tune,
+    split=split,
+    measure_batch_size=measure_batch_size,
   )
 
 

@@ -18,7 +18,7 @@ and the server need not see a single client's gradient.
 """
 
 import dataclasses
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -27,14 +27,16 @@ from tff_partial import client_state
 from tff_partial import contexts
 from tff_partial import evaluation
 from tff_partial import groups
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
+from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
-from tff_partial.templates import assigned_training
+from tff_partial.templates import server_optimizers
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL
@@ -118,7 +120,8 @@ def build_p_fed_km(
   training: Phase = Phase(),
   rate: float = 1.0,
   server_rate: float | None = None,
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build PFedKM: cluster clients by gradient, train the cluster's head.
 
@@ -135,7 +138,8 @@ def build_p_fed_km(
       center.
     server_rate: Rate of plain gradient descent on the centers by the aggregated
       moves; with None the server's optimizer moves them.
-    **joining: How the server aggregates updates, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = baselines.build_p_fed_km(centers, parts=of_centers)
@@ -145,7 +149,6 @@ def build_p_fed_km(
       together.
   """
   clusters = _clusters(parts, gradients, rate)
-  apart = assignments.prototype_optimizers(parts, server_rate)
   return compose(
     model,
     client_state=_CLIENT_STATE[gradients],
@@ -159,7 +162,11 @@ def build_p_fed_km(
       ),
       clusters.after,
     ],
-    **assigned_training.joining(apart, joining),
+    aggregation=aggregation,
+    server_optimizer=server_optimizers.by_name(
+      assignments.prototype_optimizers(parts, server_rate),
+      server_optimizer or sgd(1.0),
+    ),
   )
 
 
@@ -169,7 +176,6 @@ def build_p_fed_km_eval(
   parts: assignments.FedEmbedVariables,
   gradients: str = MODEL,
   split: splits.Split | None = None,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the head of the cluster of clients' gradients.
 
@@ -179,7 +185,6 @@ def build_p_fed_km_eval(
     gradients: MODEL or HEAD, as in training.
     split: Support set, for the gradient, and query set; the two halves by
       default.
-    measure_batch_size: Examples measured at a time; does not change the result.
 
   Example:
     >>> evaluation = baselines.build_p_fed_km_eval(centers, parts=of_centers)
@@ -196,6 +201,6 @@ def build_p_fed_km_eval(
     work=[
       compute._replace(on=support),
       choose,
-      Phase(train=(), on=query, batch_size=measure_batch_size, measured=True),
+      Phase(train=(), on=query, batch_size=100, measured=True),
     ],
   )

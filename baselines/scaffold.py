@@ -15,25 +15,26 @@ c_i. Batches are those of `training`.
 import collections
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
 
 from tff_partial import client_state
 from tff_partial import client_statistics
-from tff_partial import evaluation
 from tff_partial import tiers
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import outcome_of
 from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.terms import linear
 from tff_partial.tiers import GLOBAL
 
@@ -48,7 +49,8 @@ def build_scaffold(
   learning_rate: float = 0.1,
   option: int = 2,
   training: Phase = Phase(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build SCAFFOLD: train with a correction of clients' drift.
 
@@ -59,9 +61,10 @@ def build_scaffold(
     option: 1 or 2: the update of control variates. Option 1 needs one more pass
       over all examples.
     training: How a client trains: batches and epochs.
-    **joining: How the server aggregates updates, as for `compose`. As in the
-      paper, clients have equal weights by default; eta_g is the rate of
-      `server_optimizer`.
+    aggregation: How the server aggregates updates; as in the paper, clients
+      have equal weights by default.
+    server_optimizer: Applies aggregated updates; eta_g is its rate, 1 by
+      default.
 
   Example:
     >>> process = baselines.build_scaffold(whole, num_clients=100)
@@ -138,23 +141,15 @@ def build_scaffold(
     ),
     statistics=[controls],
     server_state=_zeros,
-    **{'client_weighting': ClientWeighting.UNIFORM, **joining},
+    aggregation=dataclasses.replace(
+      aggregation,
+      client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,
+    ),
+    server_optimizer=server_optimizer,
   )
 
 
-def build_scaffold_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the global weights, as for FedAvg.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = baselines.build_scaffold_eval(whole)
-  """
-  return evaluation.build_query_evaluation(model, **measuring)
+build_scaffold_eval = partial_training.build_evaluation
 
 
 def _zeros(model: models.PartialModel) -> tiers.NamedTensors:

@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 from benchmarks import measuring
 from benchmarks import recipe
 from tff_partial import aggregators
+from tff_partial import composition
 from tff_partial import runtimes
 
 MEAN = 'mean'
@@ -52,7 +53,11 @@ def main() -> None:
   with runtimes.cohort(jit=paper.jit) as context:
     runs = {
       name: measuring.Run(
-        recipe.build(paper.task.model, paper.settings, aggregator=factory),
+        recipe.build(
+          paper.task.model,
+          paper.settings,
+          aggregation=composition.Aggregation(factory),
+        ),
         paper.clients,
         number,
         context,

@@ -63,7 +63,7 @@ def our_process(options: Any, build: Callable[[Any], Any]) -> Any:
         measured=True,
       )
     ],
-    aggregator=tff.aggregators.MeanFactory(),
+    aggregation=tff_partial.Aggregation(tff.aggregators.MeanFactory()),
     server_optimizer=tff_partial.sgd(1.0),
   )
 

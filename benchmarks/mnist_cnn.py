@@ -143,7 +143,7 @@ def our_process() -> Any:
         measured=True,
       )
     ],
-    aggregator=tff.aggregators.MeanFactory(),
+    aggregation=tff_partial.Aggregation(tff.aggregators.MeanFactory()),
     server_optimizer=tff_partial.sgd(1.0),
   )
 

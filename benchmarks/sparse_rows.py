@@ -67,7 +67,7 @@ def main() -> None:
   }
   whole = f'{sizes[0]:,} rows, sent as a whole'
   mean = tff.aggregators.MeanFactory(no_nan_division=True)
-  kinds[whole] = (sizes[0], {'aggregator': mean})
+  kinds[whole] = (sizes[0], {'aggregation': tff_partial.Aggregation(mean)})
 
   candidates = {}
   floors = {}

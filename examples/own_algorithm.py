@@ -29,7 +29,7 @@ def build_q_fed_avg(model, q, training):
   return tff_partial.compose(
     model,
     work=[training],
-    client_weighting=weight,
+    aggregation=tff_partial.Aggregation(client_weighting=weight),
     server_state=lambda model: tf.constant(0.0),
     statistics=[
       client_statistics.Statistic(

@@ -41,8 +41,9 @@ plan = privacy_plans.plan(
 process = tff_partial.algorithms.build_furl(
   model,
   training=tff_partial.Phase(optimizer=tff_partial.sgd(0.05), epochs=2),
-  aggregator=plan.mean(),
-  client_weighting=tff_partial.ClientWeighting.UNIFORM,
+  aggregation=tff_partial.Aggregation(
+    aggregator=plan.mean(), client_weighting=tff_partial.ClientWeighting.UNIFORM
+  ),
 )
 trained = tff_partial.train(
   process,

@@ -36,6 +36,7 @@ from tff_partial.checks.independent_aggregation import (
   check_independent_aggregation,
 )
 from tff_partial.checks.independent_training import check_independent_training
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.data import partitions
 from tff_partial.data import splits
@@ -77,6 +78,7 @@ from tff_partial.training.selection import Selection
 __version__ = '0.2.0'
 
 __all__ = [
+  'Aggregation',
   'ClientStore',
   'ClientWeighting',
   'EvaluationSet',

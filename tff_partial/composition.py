@@ -7,8 +7,9 @@ and the clients' new state (`rounds.py`).
 
 import collections
 from collections.abc import Iterable, Sequence
+import dataclasses
 import functools
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -41,19 +42,32 @@ AggregationFactory: TypeAlias = aggregators.Factory
 ServerState: TypeAlias = client_work.ServerState
 
 
-class Averaging(TypedDict, total=False):
-  """Arguments that builders of algorithms pass to `compose`; see there."""
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+  """How the server aggregates clients' updates.
 
-  aggregator: AggregationFactory | None
-  client_weighting: ClientWeighting | ClientWeightFn
-  postprocess_update: PostprocessUpdate | None
+  Attributes:
+    aggregator: Aggregates updates, any factory of `tff.aggregators`; by default
+      the mean weighted by `client_weighting`. With factories of
+      `aggregators.py`, such as the default, clients send only the rows of a
+      table that they trained.
+    client_weighting: Weights clients by measured examples or uniformly; or a
+      function from a client's result to its weight. A client whose weight is
+      negative or not finite does not count, like one that is not finite. None
+      takes the algorithm's own, by examples if its paper says nothing else.
+    postprocess_update: Transforms a client's update before it is sent, such as
+      `local_noise.LocalNoise`. Clients then send whole tables.
+    mean_of_members: How far a group's copy moves. By default by its members'
+      share of the mean over all clients, as in FedEmbed (Algorithm 1, line 25):
+      a small group moves little. If true, by the mean over its members only,
+      for which the server learns the total weight of each group's members; not
+      possible with noise.
+  """
 
-
-class Joining(Averaging, total=False):
-  """The same, for algorithms whose server may have any optimizer."""
-
-  server_optimizer: phases.Optimizer | None
-  mean_of_members: bool
+  aggregator: AggregationFactory | None = None
+  client_weighting: ClientWeighting | ClientWeightFn | None = None
+  postprocess_update: PostprocessUpdate | None = None
+  mean_of_members: bool = False
 
 
 def compose(
@@ -61,12 +75,8 @@ def compose(
   *,
   work: phases.Work,
   client_state: client_state.ClientState = client_state.stateless,
-  aggregator: AggregationFactory | None = None,
+  aggregation: Aggregation = Aggregation(),
   server_optimizer: phases.Optimizer | None = None,
-  client_weighting: ClientWeighting
-  | ClientWeightFn = ClientWeighting.NUM_EXAMPLES,
-  postprocess_update: PostprocessUpdate | None = None,
-  mean_of_members: bool = False,
   statistics: Sequence[Statistic] = (),
   server_state: ServerState | None = None,
 ) -> PartialProcess:
@@ -82,22 +92,9 @@ def compose(
     model: The model to train.
     work: The phases of a client's round.
     client_state: What a client remembers; nothing by default.
-    aggregator: Aggregates updates, any factory of `tff.aggregators`; by default
-      the mean weighted by `client_weighting`. With factories of
-      `aggregators.py`, such as the default, clients send only the rows of a
-      table that they trained.
+    aggregation: How the server aggregates updates.
     server_optimizer: Uses the aggregated update as a gradient; SGD with rate 1
       by default.
-    client_weighting: Weights clients by measured examples or uniformly; or a
-      function from a client's result to its weight. A client whose weight is
-      negative or not finite does not count, like one that is not finite.
-    postprocess_update: Transforms a client's update before it is sent, such as
-      `local_noise.LocalNoise`. Clients then send whole tables.
-    mean_of_members: How far a group's copy moves. By default by its members'
-      share of the mean over all clients, as in FedEmbed (Algorithm 1, line 25):
-      a small group moves little. If true, by the mean over its members only,
-      for which the server learns the total weight of each group's members; not
-      possible with noise.
     statistics: What clients send besides their update.
     server_state: Makes the server's state besides weights, which statistics
       update. It is sent to clients, in `ClientContext.server`; also in an
@@ -108,15 +105,17 @@ def compose(
       including a private aggregator and anything that would be sent without
       its noise.
   """
-  aggregator = aggregator or aggregators.MeanFactory()
+  aggregator = aggregation.aggregator or aggregators.MeanFactory()
+  weighting = aggregation.client_weighting or ClientWeighting.NUM_EXAMPLES
+  postprocess_update = aggregation.postprocess_update
   server_optimizer = server_optimizer or phases.sgd(1.0)
   check_joining(aggregator, server_optimizer)
-  if mean_of_members:
+  if aggregation.mean_of_members:
     statistics = [MEMBERS, *statistics]
   check_statistics(statistics, postprocess_update)
-  check_privacy(aggregator, postprocess_update, client_weighting, statistics)
+  check_privacy(aggregator, postprocess_update, weighting, statistics)
   client = client_work.ClientWork(model, client_state, work, 'round')
-  if mean_of_members:
+  if aggregation.mean_of_members:
     check_members(aggregator, client)
   sent_tiers = [
     tier
@@ -132,7 +131,7 @@ def compose(
   work_state = first_round.type_signature.result
   sent = _specs_of_sent(client, work_state)
   spec = messages.ClientUpdateSpec(
-    sent_tiers, client_weighting, by_rows, postprocess_update, statistics
+    sent_tiers, weighting, by_rows, postprocess_update, statistics
   )
   update = client.computation(
     functools.partial(messages.client_update, client, spec), sent

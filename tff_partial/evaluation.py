@@ -8,7 +8,7 @@ them.
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow_federated as tff
@@ -208,14 +208,6 @@ def _for_all(
     return run(weights, client_states, clients, tff.federated_broadcast(beside))
 
   return evaluate_told
-
-
-class Measuring(TypedDict, total=False):
-  """Arguments that builders of evaluations pass to `build_query_evaluation`."""
-
-  personalise: phases.Phase | None
-  split: splits.Split | None
-  measure_batch_size: int
 
 
 def build_query_evaluation(

@@ -9,11 +9,11 @@ from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.config import Config
 from tasks.experiment.methods import algorithms
+from tasks.experiment.methods.building import Measuring
 from tasks.experiment.methods.setting import Setting
 from tff_partial.checks import privacy_audit
 from tff_partial.data import splits
 from tff_partial.evaluation import Evaluation
-from tff_partial.evaluation import Measuring
 from tff_partial.training import programs
 from tff_partial.training import run_privacy
 

@@ -16,6 +16,7 @@ from tff_partial import composition
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.composition import Aggregation
 from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.phases import Phase
@@ -113,7 +114,7 @@ def _compose(model: Any, aggregator: Any) -> processes.PartialProcess:
       )
     ],
     client_state=client_state.persist_local,
-    aggregator=aggregator,
+    aggregation=Aggregation(aggregator=aggregator),
   )
 
 

@@ -19,6 +19,7 @@ from tff_partial.client import client_work
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
+from tff_partial.composition import Aggregation
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.dp import clipping as clipping_lib
@@ -141,9 +142,10 @@ def test_with_the_update_it_is_clipped_and_paid_for_as_that_is(model):
   )
   process = _compose(
     model,
-    aggregator=private,
+    aggregation=Aggregation(
+      aggregator=private, client_weighting=ClientWeighting.UNIFORM
+    ),
     statistics=[statistic],
-    client_weighting=ClientWeighting.UNIFORM,
   )
   assert process.mechanism == private.mechanism
   state, _ = _round(process)
@@ -160,16 +162,18 @@ def test_with_the_update_it_is_clipped_and_paid_for_as_that_is(model):
 def test_by_part_it_is_a_part_of_its_own(model):
   process = _compose(
     model,
-    aggregator=privacy.private_mean(
-      {
-        tiers.GLOBAL: clipping_lib.FixedClip(100.0),
-        'labels': clipping_lib.FixedClip(1.0),
-      },
-      noise_multiplier=0.0,
-      clients_per_round=2.0,
+    aggregation=Aggregation(
+      aggregator=privacy.private_mean(
+        {
+          tiers.GLOBAL: clipping_lib.FixedClip(100.0),
+          'labels': clipping_lib.FixedClip(1.0),
+        },
+        noise_multiplier=0.0,
+        clients_per_round=2.0,
+      ),
+      client_weighting=ClientWeighting.UNIFORM,
     ),
     statistics=[_STATISTIC._replace(join=Join.WITH_UPDATE)],
-    client_weighting=ClientWeighting.UNIFORM,
   )
   state, _ = _round(process)
   units = [np.array([mean, 1.0]) for mean in (2.5, 6.0)]
@@ -181,9 +185,11 @@ def test_by_part_it_is_a_part_of_its_own(model):
 def test_local_noise_is_for_what_is_sent_with_the_update(model):
   process = _compose(
     model,
-    postprocess_update=local_noise.LocalNoise(1.0, 0.0),
+    aggregation=Aggregation(
+      client_weighting=ClientWeighting.UNIFORM,
+      postprocess_update=local_noise.LocalNoise(1.0, 0.0),
+    ),
     statistics=[_STATISTIC._replace(join=Join.WITH_UPDATE)],
-    client_weighting=ClientWeighting.UNIFORM,
   )
   state, _ = _round(process)
   assert np.linalg.norm(_server(state)) < 1.0
@@ -299,7 +305,9 @@ _UPDATES_NOTHING = Statistic('labels', _mean_label)
             update_client_state=lambda before, after, own, joined: after,
           )
         ],
-        'postprocess_update': local_noise.LocalNoise(1.0, 0.0),
+        'aggregation': Aggregation(
+          postprocess_update=local_noise.LocalNoise(1.0, 0.0)
+        ),
       },
       'by what they send themselves, which `postprocess_update` changes',
     ),

@@ -8,6 +8,7 @@ import baselines
 from tasks.experiment.run.communication import communication
 import tff_partial
 from tff_partial import algorithms
+from tff_partial.composition import Aggregation
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
@@ -21,10 +22,12 @@ def _build() -> tf.keras.Model:
   return tf.keras.Model(item, rating)
 
 
-def _count(**joining):
+def _count(aggregator=None):
   model = tff_partial.from_keras(_build, loss='mse')
   process = algorithms.build_fed_avg(
-    model, training=Phase(optimizer=sgd(0.1)), **joining
+    model,
+    training=Phase(optimizer=sgd(0.1)),
+    aggregation=Aggregation(aggregator),
   )
   items = {
     'three rows': [[1, 2], [2, 3]],

@@ -20,6 +20,7 @@ from tff_partial import groups
 from tff_partial import phases
 from tff_partial import runtimes
 from tff_partial.client import client_work
+from tff_partial.composition import Aggregation
 from tff_partial.model import keras_variables
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -143,7 +144,7 @@ def test_a_copy_moves_by_the_mean_of_its_members(runtime):
       _BY_SIGN,
       Phase(train=(GROUP,), optimizer=sgd(0.1), measured=True),
     ],
-    mean_of_members=True,
+    aggregation=Aggregation(mean_of_members=True),
   )
   assert 'members' in process.sent_beside
   with _RUNTIMES[runtime]():
@@ -193,7 +194,7 @@ def test_clusters_of_whole_models_beside_numpy(mean_of_members):
       groups.Assign(_best),
       Phase(train=(GROUP,), optimizer=sgd(0.1), batch_size=None, measured=True),
     ],
-    mean_of_members=mean_of_members,
+    aggregation=Aggregation(mean_of_members=mean_of_members),
   )
   clients = {
     'ann': _client(1.0, 0.5, slope=-3.0),
@@ -259,8 +260,7 @@ def test_means_of_members_that_are_not_weighed_are_refused(aggregator, message):
     tff_partial.compose(
       _model('w', 'v', group='w'),
       work=[_BY_SIGN, Phase((GLOBAL, GROUP), measured=True)],
-      aggregator=aggregator,
-      mean_of_members=True,
+      aggregation=Aggregation(aggregator=aggregator, mean_of_members=True),
     )
 
 
@@ -268,13 +268,13 @@ def test_means_of_members_are_refused_where_no_group_is_trained():
   with pytest.raises(groups.GroupError, match='no phase trains weights of gro'):
     algorithms.build_fed_avg(
       tff_partial.from_keras(lambda: _build('w'), loss='mse'),
-      mean_of_members=True,
+      aggregation=Aggregation(mean_of_members=True),
     )
   with pytest.raises(groups.GroupError, match='no phase trains weights of gro'):
     tff_partial.compose(
       _model('w', 'v', group='w'),
       work=[_BY_SIGN, Phase((GLOBAL,), measured=True)],
-      mean_of_members=True,
+      aggregation=Aggregation(mean_of_members=True),
     )
 
 

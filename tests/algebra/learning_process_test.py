@@ -21,6 +21,7 @@ from tff_partial import processes
 from tff_partial.algorithms import fed_recon
 from tff_partial.client.client_work import CompositionError
 from tff_partial.client_state import persist_local
+from tff_partial.composition import Aggregation
 from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.data import splits
@@ -341,7 +342,7 @@ def test_refuses_clients_that_remember(model):
     model,
     client_state=persist_local,
     work=[phases.Phase(train=(GLOBAL, LOCAL), measured=True)],
-    aggregator=tff.aggregators.MeanFactory(),
+    aggregation=Aggregation(aggregator=tff.aggregators.MeanFactory()),
     server_optimizer=phases.sgd(1.0),
   )
   with pytest.raises(CompositionError, match=r'float32\[3,1\]'):

@@ -25,6 +25,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import local_training
+from tff_partial.composition import Aggregation
 from tff_partial.data import packing
 from tff_partial.data import splits
 from tff_partial.data.examples import ClientDataError
@@ -53,7 +54,9 @@ def _compose(
       'model': model,
       'work': [Phase(_BOTH, on=splits.by_time().query, measured=True)],
       'client_state': client_state.persist_local,
-      'aggregator': tff.aggregators.MeanFactory(no_nan_division=True),
+      'aggregation': Aggregation(
+        aggregator=tff.aggregators.MeanFactory(no_nan_division=True)
+      ),
       'server_optimizer': phases.sgd(1.0),
       **options,
     }
@@ -246,7 +249,10 @@ def test_a_round_is_what_its_clients_do(process):
 def test_a_client_may_weigh_what_a_function_says(process):
   # 2, 3 and no examples; who has none would weigh less than nothing.
   weigh = _compose(
-    process.model, client_weighting=lambda worked: 3 * worked.num_examples - 5
+    process.model,
+    aggregation=Aggregation(
+      client_weighting=lambda worked: 3 * worked.num_examples - 5
+    ),
   )
   cohort = planted.cohort_of(weigh, _clients(), 'seed')
   state = weigh.initialize()
@@ -327,8 +333,10 @@ def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
 
   noised = _compose(
     process.model,
-    postprocess_update=Noise(1.0, 1.0),
-    client_weighting=messages.ClientWeighting.UNIFORM,
+    aggregation=Aggregation(
+      client_weighting=messages.ClientWeighting.UNIFORM,
+      postprocess_update=Noise(1.0, 1.0),
+    ),
   )
   assert noised.mechanism == local_noise.LocalNoise(1.0, 1.0).mechanism
   cohort = planted.cohort_of(noised, _clients(), 'seed')[2:]
@@ -480,10 +488,13 @@ def _without_global() -> models.PartialModel:
   ('options', 'message'),
   [
     (
-      {'aggregator': tff.aggregators.MeanFactory},
+      {'aggregation': Aggregation(aggregator=tff.aggregators.MeanFactory)},
       r'must be a factory such as `tff.aggregators.MeanFactory\(\)`, found',
     ),
-    ({'aggregator': 'mean'}, 'must be a factory .*, found str'),
+    (
+      {'aggregation': Aggregation(aggregator='mean')},
+      'must be a factory .*, found str',
+    ),
     (
       {'server_optimizer': tf.keras.optimizers.SGD()},
       r'server optimizer must be one of `tff.learning.optimizers`, for example '
@@ -495,38 +506,48 @@ def _without_global() -> models.PartialModel:
     ),
     ({'work': []}, 'No phase of the round is measured'),
     (
-      {'aggregator': _PRIVATE, 'statistics': _SCALED},
+      {'aggregation': Aggregation(aggregator=_PRIVATE), 'statistics': _SCALED},
       "The statistic 'weight': clients would send it exactly, .* Leave it out, "
       'join it WITH_UPDATE',
     ),
     (
       {
-        'aggregator': _PRIVATE,
+        'aggregation': Aggregation(aggregator=_PRIVATE),
         'statistics': [assignments.following(groups.Assign(lambda _: 0))],
       },
       "The statistic 'moves': clients would send it exactly",
     ),
     (
       {
-        'aggregator': aggregators.by_name({'body.*': _PRIVATE}),
+        'aggregation': Aggregation(
+          aggregator=aggregators.by_name({'body.*': _PRIVATE})
+        ),
         'statistics': _SCALED,
       },
       "'weight': .* beside the updates that the private aggregator noises",
     ),
     (
       {
-        'postprocess_update': local_noise.LocalNoise(1.0, 1.0),
+        'aggregation': Aggregation(
+          postprocess_update=local_noise.LocalNoise(1.0, 1.0)
+        ),
         'statistics': _SCALED,
       },
       "'weight': .* beside the updates that clients noise",
     ),
     (
-      {'postprocess_update': local_noise.LocalNoise(1.0, 1.0)},
+      {
+        'aggregation': Aggregation(
+          postprocess_update=local_noise.LocalNoise(1.0, 1.0)
+        )
+      },
       'client_weighting: clients would send how much they weigh, exactly, .*'
       'Pass ClientWeighting.UNIFORM',
     ),
     (
-      {'client_weighting': lambda worked: tf.ones([2])},
+      {
+        'aggregation': Aggregation(client_weighting=lambda worked: tf.ones([2]))
+      },
       r'client_weighting: a client has one number .* found float32\(2,\)',
     ),
   ],

@@ -30,6 +30,7 @@ from tff_partial import layers
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.composition import Aggregation
 from tff_partial.data import splits
 from tff_partial.exchange import messages
 from tff_partial.model import keras_models
@@ -128,7 +129,7 @@ def _process(
     _model(),
     parts=PARTS,
     assignment=assignment,
-    client_weighting=messages.ClientWeighting.UNIFORM,
+    aggregation=Aggregation(client_weighting=messages.ClientWeighting.UNIFORM),
     **{'training': _TRAINING, **options},
   )
 
@@ -502,7 +503,7 @@ def test_pfedkm_of_heads_joins_users_of_like_gradients():
     gradients=p_fed_km.HEAD,
     training=_TRAINING,
     rate=0.5,
-    client_weighting=messages.ClientWeighting.UNIFORM,
+    aggregation=Aggregation(client_weighting=messages.ClientWeighting.UNIFORM),
   )
   # The gradient of half of (y - g x)^2 in g is -y x at g = 0.
   clients = {'up': _client(0, 3.0), 'down': _client(0, -2.0)}
@@ -576,7 +577,7 @@ def test_pfedkm_joins_users_of_like_gradients_of_the_whole_model():
     rate=0.5,
     server_rate=2.0,
     server_optimizer=sgd(10.0),
-    client_weighting=messages.ClientWeighting.UNIFORM,
+    aggregation=Aggregation(client_weighting=messages.ClientWeighting.UNIFORM),
   )
   # At w = 1 and a = 0.5, half of (y - a w)^2 descends by (y - 0.5) (a, w): by
   # 2.5 (0.5, 1) and by -2.5 (0.5, 1).

@@ -18,6 +18,7 @@ from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.client import client_work
+from tff_partial.composition import Aggregation
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.model.keras_variables import ModelError
@@ -76,6 +77,7 @@ def _all_twice(count: int) -> tuple[list[int], list[int]]:
   return list(range(count)), list(range(count))
 
 
+_ALIKE = Aggregation(client_weighting=tff.learning.ClientWeighting.UNIFORM)
 _SETTINGS = {
   'defaults': Setting({}, _in_halves),
   'epochs and steps': Setting(
@@ -95,9 +97,7 @@ _SETTINGS = {
     {'joint': True, 'update_epochs': 2}, _in_halves, update=(2, 100)
   ),
   'support is query': Setting({'split': splits.same()}, _all_twice),
-  'all alike': Setting(
-    {'client_weighting': tff.learning.ClientWeighting.UNIFORM}, _in_halves
-  ),
+  'all alike': Setting({'aggregation': _ALIKE}, _in_halves),
   'other rates': Setting(
     {
       'reconstruction_optimizer': sgd(0.2),
@@ -141,7 +141,7 @@ def _client_by_hand(
     if setting.options.get('joint'):
       user = user - rates['global'] * slope @ vectors
   weight = len(query)
-  if 'client_weighting' in setting.options:
+  if 'aggregation' in setting.options:
     weight = int(weight > 0)
   return table, errors, weight
 
@@ -300,7 +300,7 @@ def _of_tff(
         'reconstruction_steps': 7,
         'update_epochs': 2,
         'update_steps': 4,
-        'client_weighting': tff.learning.ClientWeighting.UNIFORM,
+        'aggregation': _ALIKE,
       },
       {
         'recon_epochs': 4,
@@ -333,16 +333,14 @@ def test_tff_comes_to_the_same_weights(build, clients, mine, theirs):
     server_optimizer=sgd(1.0),
     **mine,
   )
-  weighting = mine.get(
-    'client_weighting', tff.learning.ClientWeighting.NUM_EXAMPLES
-  )
+  weighting = mine.get('aggregation', Aggregation()).client_weighting
   reference = _of_tff(
     build,
     clients,
     dataset_split_fn=_RECON.build_dataset_split_fn(
       split_dataset=True, **theirs
     ),
-    client_weighting=weighting,
+    client_weighting=weighting or tff.learning.ClientWeighting.NUM_EXAMPLES,
   )
   cohort = planted.cohort_of(process, clients)
   datasets = _datasets(clients, batch_size)
@@ -448,7 +446,7 @@ def _one_round(
   ids=['robust', 'unweighted', 'private without noise'],
 )
 def test_any_aggregator_joins_the_updates(plain, aggregator, mean):
-  process = _build(aggregator=aggregator)
+  process = _build(aggregation=Aggregation(aggregator))
   before, after = _one_round(process)
   planted.assert_same(before, plain['first'])
   assert abs(plain[mean]).max() > 1e-3
@@ -532,7 +530,7 @@ def test_clients_may_have_optimizers_with_a_state():
       'takes one of `tff.learning.optimizers`',
     ),
     (
-      {'aggregator': 'mean'},
+      {'aggregation': Aggregation('mean')},
       client_work.CompositionError,
       'aggregator must be a factory .*, found str',
     ),

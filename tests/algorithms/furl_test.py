@@ -19,6 +19,7 @@ from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.composition import Aggregation
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -137,7 +138,7 @@ def _fed_avg(
   return composition.compose(
     planted.factorization(_build_central, local=None),
     work=[Phase((tiers.GLOBAL,), measured=True, **_TRAINING)],
-    aggregator=aggregator,
+    aggregation=Aggregation(aggregator=aggregator),
   )
 
 

@@ -27,6 +27,7 @@ from tff_partial import training
 from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
 from tff_partial.clustering import k_means as clustering
+from tff_partial.composition import Aggregation
 from tff_partial.data import packing
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
@@ -518,7 +519,7 @@ def test_with_the_update_clients_send_shares_and_moves(
     model,
     drafts=drafts.Sums(1, join=_TOGETHER),
     join=_TOGETHER,
-    aggregator=_private(clipping.FixedClip(10.0)),
+    aggregation=Aggregation(aggregator=_private(clipping.FixedClip(10.0))),
   )
   expected = _by_hand(
     first,
@@ -559,7 +560,7 @@ def test_of_clients_of_one_size_all_means_are_the_same(
       threshold=0.0,
       drafts=drafts.Sums(2, join=join),
       join=join,
-      aggregator=aggregator,
+      aggregation=Aggregation(aggregator=aggregator),
     )
     for join, aggregator in (
       (client_statistics.Join.SUM, None),
@@ -628,7 +629,9 @@ def _noised(
     drafts=of_tables,
     tables=[_USERS],
     join=join,
-    aggregator=_private(clip or clipping.FixedClip(1.0), noise_multiplier=1.0),
+    aggregation=Aggregation(
+      aggregator=_private(clip or clipping.FixedClip(1.0), noise_multiplier=1.0)
+    ),
   )
 
 
@@ -690,7 +693,7 @@ def test_sums_are_noised_with_all_else(model: models.PartialModel) -> None:
   result = train(
     drafts=drafts.Sums(2, join=_TOGETHER),
     join=_TOGETHER,
-    aggregator=plan.mean(),
+    aggregation=Aggregation(aggregator=plan.mean()),
   )
   assert result.privacy['epsilon'] == plan.epsilon
   assert not result.diverged

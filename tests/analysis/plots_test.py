@@ -216,7 +216,9 @@ def _plan() -> privacy_plans.PrivacyPlan:
 def test_a_private_run_has_and_shows_what_it_publishes():
   plan = _plan()
   world = _world(
-    aggregator=plan.mean(), client_weighting=tff_partial.ClientWeighting.UNIFORM
+    aggregation=tff_partial.Aggregation(
+      plan.mean(), tff_partial.ClientWeighting.UNIFORM
+    )
   )
   ledger = privacy_plans.PrivacyLedger(plan)
   result = world.train(privacy=ledger, rounds=2)

@@ -26,6 +26,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import fed_avg
 from tff_partial.client import client_work
+from tff_partial.composition import Aggregation
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
@@ -162,7 +163,9 @@ def test_fed_att(local, model, partly_local, clients):
 @pytest.mark.slow
 def test_weights_of_clients_multiply_their_attention(model, clients):
   process = fed_att.build_fed_att(
-    model, training=_TRAINING, client_weighting=ClientWeighting.NUM_EXAMPLES
+    model,
+    training=_TRAINING,
+    aggregation=Aggregation(client_weighting=ClientWeighting.NUM_EXAMPLES),
   )
   state, _ = planted.trained(process, clients, _ROUNDS[:1])
   a, b = np.eye(2), np.ones([2, 1])
@@ -269,10 +272,12 @@ def test_clients_that_are_clipped_keep_their_attention():
     ({'step_size': math.inf}, 'step_size=inf'),
     (
       {
-        'aggregator': privacy.private_mean(
-          clipping_lib.FixedClip(1.0),
-          noise_multiplier=1.0,
-          clients_per_round=2.0,
+        'aggregation': Aggregation(
+          aggregator=privacy.private_mean(
+            clipping_lib.FixedClip(1.0),
+            noise_multiplier=1.0,
+            clients_per_round=2.0,
+          )
         )
       },
       'a private aggregator would noise, .* Let clients add noise',
@@ -288,7 +293,7 @@ def test_what_fed_att_cannot_do_is_refused(options, message, model):
 def test_fed_att_of_local_noise_attends_to_what_is_sent(model, clients):
   noise = laplace_noise.LaplaceNoise(0.5, 0.1, noise_seed=3)
   process = fed_att.build_fed_att(
-    model, training=_TRAINING, postprocess_update=noise
+    model, training=_TRAINING, aggregation=Aggregation(postprocess_update=noise)
   )
   assert process.mechanism == noise.mechanism
   state, _ = planted.trained(process, clients, _ROUNDS[:1])
@@ -383,8 +388,9 @@ def test_fed_noise_is_furl_that_adds_noise_before_sending(
   furl = algorithms.build_furl(
     partly_local,
     training=_TRAINING,
-    postprocess_update=noise,
-    client_weighting=ClientWeighting.UNIFORM,
+    aggregation=Aggregation(
+      client_weighting=ClientWeighting.UNIFORM, postprocess_update=noise
+    ),
   )
   found, remembered = planted.trained(process, clients, _ROUNDS)
   expected, others = planted.trained(furl, clients, _ROUNDS)
@@ -409,10 +415,16 @@ def test_two_kinds_of_noise_are_refused(model):
   noise = laplace_noise.LaplaceNoise(1.0, 1.0)
   with pytest.raises(SettingError, match='Pass one of the two'):
     fed_noise.build_fed_noise(
-      model, noise=noise, postprocess_update=local_noise.LocalNoise(1.0, 1.0)
+      model,
+      noise=noise,
+      aggregation=Aggregation(
+        postprocess_update=local_noise.LocalNoise(1.0, 1.0)
+      ),
     )
   # As may be said, there is none beside.
-  fed_noise.build_fed_noise(model, noise=noise, postprocess_update=None)
+  fed_noise.build_fed_noise(
+    model, noise=noise, aggregation=Aggregation(postprocess_update=None)
+  )
 
 
 def test_noise_beside_weights_that_are_not_noised_is_refused(model):
@@ -422,7 +434,7 @@ def test_noise_beside_weights_that_are_not_noised_is_refused(model):
     fed_noise.build_fed_noise(
       model,
       noise=laplace_noise.LaplaceNoise(1.0, 1.0),
-      client_weighting=ClientWeighting.NUM_EXAMPLES,
+      aggregation=Aggregation(client_weighting=ClientWeighting.NUM_EXAMPLES),
     )
 
 

@@ -18,6 +18,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.checks import independent_aggregation
 from tff_partial.checks import split_personalization
+from tff_partial.composition import Aggregation
 from tff_partial.data import packing
 from tff_partial.model import models
 
@@ -158,7 +159,9 @@ def test_noise_that_follows_from_no_seed_is_refused():
   noisy = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
     noise_multiplier=1.0, clients_per_round=3, clip=1.0
   )
-  process = algorithms.build_furl(_model(), aggregator=noisy)
+  process = algorithms.build_furl(
+    _model(), aggregation=Aggregation(aggregator=noisy)
+  )
   with pytest.raises(
     split_personalization.CheckError,
     match='Check the process without the noise',

@@ -13,6 +13,7 @@ from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial.checks import audit_bounds
 from tff_partial.checks import privacy_audit
+from tff_partial.composition import Aggregation
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.errors import PrivacyError
@@ -62,19 +63,20 @@ def _planned(
 
 
 def _attacked(
-  averaging: dict[str, Any],
+  aggregation: Aggregation,
   ledger: run_privacy.Accounting,
   **settings: Any,
 ) -> tuple[audit_bounds.Proof, np.ndarray]:
   """Trains with canaries; returns what that proves, and their scores."""
-  before = averaging.pop('postprocess_update', None)
   process = algorithms.build_furl(
     keras_models.from_keras(
       _build_table, local='user', loss=tf.keras.losses.MeanSquaredError()
     ),
-    client_weighting=messages.ClientWeighting.UNIFORM,
-    aggregator=_HIDDEN.watched(averaging['aggregator']),
-    postprocess_update=_HIDDEN.postprocess_update(before),
+    aggregation=Aggregation(
+      _HIDDEN.watched(aggregation.aggregator),
+      messages.ClientWeighting.UNIFORM,
+      _HIDDEN.postprocess_update(aggregation.postprocess_update),
+    ),
   )
   clients = _HIDDEN.among(small_runs.pack(process.example_spec, 'some', 12))
   trained = programs.train(
@@ -94,17 +96,16 @@ def _attacked(
 def test_a_private_run_hides_its_canaries(kind):
   if kind == 'local':
     plan = _planned(6.0, clipping_lib.FixedClip(0.5), sampling='local')
-    averaging = {
-      'aggregator': tff.aggregators.MeanFactory(),
-      'postprocess_update': plan.local_noise(),
-    }
+    aggregation = Aggregation(
+      tff.aggregators.MeanFactory(), postprocess_update=plan.local_noise()
+    )
   else:
     clipping = clipping_lib.FixedClip(0.5)
     if kind == 'adaptive':
       clipping = clipping_lib.AdaptiveClip(0.5)
     plan = _planned(1.0, clipping)
-    averaging = {'aggregator': plan.mean()}
-  proof, _ = _attacked(averaging, privacy_plans.PrivacyLedger(plan))
+    aggregation = Aggregation(plan.mean())
+  proof, _ = _attacked(aggregation, privacy_plans.PrivacyLedger(plan))
   assert 0.0 <= proof.epsilon < plan.epsilon < 20.0
 
 
@@ -115,11 +116,9 @@ def test_a_run_with_less_noise_than_it_claims_is_found_out():
   cheating = _planned(0.01, clipping_lib.FixedClip(0.5))
   with pytest.raises(PrivacyError, match='process has 0.01'):
     _attacked(
-      {'aggregator': cheating.mean()}, privacy_plans.PrivacyLedger(claimed)
+      Aggregation(cheating.mean()), privacy_plans.PrivacyLedger(claimed)
     )
-  _, scores = _attacked(
-    {'aggregator': cheating.mean()}, run_privacy.UNACCOUNTED
-  )
+  _, scores = _attacked(Aggregation(cheating.mean()), run_privacy.UNACCOUNTED)
   proof = audit_bounds.prove(scores, _HIDDEN.present, _DELTA, 0.99)
   assert proof.epsilon > claimed.epsilon > 0.5
   # Canaries come when they are drawn, if they are there at all.

@@ -14,6 +14,7 @@ from tff_partial import errors
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import fed_recon
+from tff_partial.composition import Aggregation
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import mechanisms
@@ -327,7 +328,8 @@ def test_an_algorithm_is_private_by_its_aggregator():
     rounds=10,
   )
   process = fed_recon.build_fed_recon(
-    planted.factorization(), aggregator=plan.mean(diagnostics=True)
+    planted.factorization(),
+    aggregation=Aggregation(aggregator=plan.mean(diagnostics=True)),
   )
   assert process.mechanism == plan.mechanism
   clients = planted.rate({f'client {number}': 9 for number in range(4)})

@@ -13,6 +13,7 @@ from tests.support.commands import repeatable_rows
 import tff_partial
 from tff_partial import aggregators
 from tff_partial import phases
+from tff_partial.composition import Aggregation
 from tff_partial.data import vocabularies
 from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
@@ -55,9 +56,10 @@ def _world(**averaging: Any) -> small_runs.World:
     tff_partial.algorithms.build_fed_recon(
       model,
       update_optimizer=phases.sgd(0.5),
-      client_weighting=messages.ClientWeighting.UNIFORM,
+      aggregation=Aggregation(
+        client_weighting=messages.ClientWeighting.UNIFORM, **averaging
+      ),
       **reconstruction,
-      **averaging,
     ),
     tff_partial.algorithms.build_fed_recon_eval(model, **reconstruction),
   )

@@ -16,12 +16,11 @@ from tff_partial import layers
 from tff_partial.algorithms import hpfl
 from tff_partial.dp.laplace_noise import LaplaceNoise
 
-_BUILDERS = [
+_BUILDERS = dict.fromkeys(  # Some have several names.
   getattr(package, name)
   for package in (algorithms, baselines)
   for name in sorted(package.__all__)
-  if name.startswith('build_')
-]
+)
 
 
 def _classifier() -> tf.keras.Model:

@@ -13,15 +13,14 @@ FOLDERS = ('baselines', 'tasks', 'tests', 'tff_partial', 'tff_partial_programs')
 _BUILDER = '''"""Half steps: FedAvg whose server moves half as far."""
 
 import dataclasses
-from typing import Unpack
 
-from tff_partial import evaluation
-from tff_partial.composition import Averaging
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
 
 
@@ -29,21 +28,18 @@ def build_half_steps(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
-  **averaging: Unpack[Averaging],
+  aggregation: Aggregation = Aggregation(),
 ) -> PartialProcess:
   """Build FedAvg with a server that moves half as far."""
   return compose(
     model,
     work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
-    **{**averaging, 'server_optimizer': sgd(0.5)},
+    aggregation=aggregation,
+    server_optimizer=sgd(0.5),
   )
 
 
-def build_half_steps_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the global weights."""
-  return evaluation.build_query_evaluation(model, **measuring)
+build_half_steps_eval = partial_training.build_evaluation
 '''
 _ROW = """
   Row(

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 import importlib
+import inspect
 import json
 import pathlib
 import re
@@ -13,6 +14,7 @@ import types
 
 import pytest
 
+import baselines
 import tff_partial
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,6 +45,18 @@ def test_all_that_a_package_promises_is_there(package):
   assert module.__all__ == sorted(set(module.__all__))
   for name in module.__all__:
     assert not name.startswith('_') and hasattr(module, name), name
+
+
+@pytest.mark.parametrize('package', [baselines, tff_partial.algorithms])
+def test_builders_say_what_they_take(package):
+  for name in package.__all__:
+    for argument in inspect.signature(
+      getattr(package, name)
+    ).parameters.values():
+      assert argument.kind is not inspect.Parameter.VAR_KEYWORD, name
+      assert argument.name == 'model' or (
+        argument.kind is inspect.Parameter.KEYWORD_ONLY
+      ), name
 
 
 def test_a_wrong_name_of_a_package_is_refused():

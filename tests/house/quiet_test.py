@@ -14,7 +14,8 @@ import tff_partial
 import tensorflow_federated as tff
 from tests.support import small_runs
 process = tff_partial.algorithms.build_fed_recon(
-  small_runs.build_model(), aggregator=tff.learning.secure_aggregator()
+  small_runs.build_model(),
+  aggregation=tff_partial.Aggregation(tff.learning.secure_aggregator()),
 )
 clients = small_runs.pack(process.example_spec, 'train', 12)
 # As in a notebook, where TensorFlow says more.

@@ -21,6 +21,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
+from tff_partial.composition import Aggregation
 from tff_partial.data import splits
 from tff_partial.model import first_values
 from tff_partial.model import models
@@ -147,7 +148,7 @@ ROWS = [
     reconstruction_epochs=5,
     update_optimizer=sgd(0.1),
     update_epochs=5,
-    aggregator=tff.learning.robust_aggregator(),
+    aggregation=Aggregation(aggregator=tff.learning.robust_aggregator()),
   ),
   _partly_local(
     'fed_recon, adaptive',
@@ -159,7 +160,9 @@ ROWS = [
     reconstruction_epochs=10,
     update_optimizer=optimizers.build_adam(0.05),
     server_optimizer=optimizers.build_yogi(0.1),
-    client_weighting=tff.learning.ClientWeighting.UNIFORM,
+    aggregation=Aggregation(
+      client_weighting=tff.learning.ClientWeighting.UNIFORM
+    ),
   ),
   Row(
     'fed_recon, learned first values',

@@ -20,6 +20,7 @@ from tests.support.commands import repeatable_rows
 import tff_partial
 from tff_partial import errors
 from tff_partial import phases
+from tff_partial.composition import Aggregation
 from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.training import callbacks
@@ -63,7 +64,7 @@ def fixture_plain():
 def fixture_world():
   """A process of which every part has a state that changes in each round."""
   return _world(
-    aggregator=tff.learning.robust_aggregator(),
+    aggregation=Aggregation(tff.learning.robust_aggregator()),
     server_optimizer=tff.learning.optimizers.build_adam(0.1),
   )
 
@@ -281,7 +282,7 @@ def test_another_process_is_refused(plain, world, tmp_path):
 def _slower(world: small_runs.World) -> small_runs.World:
   """The same process with another learning rate, of the same shapes."""
   slower = _world(
-    aggregator=tff.learning.robust_aggregator(),
+    aggregation=Aggregation(tff.learning.robust_aggregator()),
     server_optimizer=tff.learning.optimizers.build_adam(0.1),
     update_epochs=2,
   )

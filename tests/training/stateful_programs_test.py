@@ -26,6 +26,7 @@ from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.composition import Aggregation
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.exchange import messages
@@ -48,7 +49,7 @@ def make_world() -> small_runs.World:
       model,
       work=[phases.Phase(_BOTH, optimizer=phases.sgd(0.3), measured=True)],
       client_state=client_state.persist_local,
-      aggregator=tff.learning.robust_aggregator(),
+      aggregation=Aggregation(aggregator=tff.learning.robust_aggregator()),
       server_optimizer=tff.learning.optimizers.build_adam(0.1),
     ),
     evaluation.build_evaluation(
@@ -364,8 +365,10 @@ def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
     algorithms.build_furl(
       model,
       training=training,
-      aggregator=plan.mean(),
-      client_weighting=messages.ClientWeighting.UNIFORM,
+      aggregation=Aggregation(
+        aggregator=plan.mean(),
+        client_weighting=messages.ClientWeighting.UNIFORM,
+      ),
     ),
     algorithms.build_furl_eval(model),
     remembering=True,
@@ -579,7 +582,7 @@ def test_a_store_of_another_run_is_refused(world, tmp_path):
     world.process.model,
     work=[phases.Phase(_BOTH, measured=True)],
     client_state=client_state.stateless,
-    aggregator=tff.aggregators.MeanFactory(),
+    aggregation=Aggregation(aggregator=tff.aggregators.MeanFactory()),
     server_optimizer=phases.sgd(1.0),
   )
   with pytest.raises(programs.ProgramError, match='remember nothing'):

@@ -11,18 +11,19 @@ alpha takes a step on each batch, and is clipped to [0, 1].
 """
 
 import dataclasses
-from typing import Unpack
 
 import tensorflow as tf
 
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import tiers
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
+from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Interleaved
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
@@ -41,7 +42,8 @@ def build_apfl(
   mixture_learning_rate: float = 0.0,
   training: Phase = Phase(),
   personal: Phase | None = None,
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build APFL: train the global model and a personal model mixed with it.
 
@@ -55,7 +57,8 @@ def build_apfl(
       fixed one.
     training: How w is trained: optimizer, batches, epochs.
     personal: How v is trained, on the same batches; like w by default.
-    **joining: How the server aggregates updates of w, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = algorithms.build_apfl(whole, mixture=0.5)
@@ -94,7 +97,8 @@ def build_apfl(
         )
       )
     ],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
@@ -103,7 +107,8 @@ def build_apfl_eval(
   *,
   mixture: float = 0.5,
   mixture_learning_rate: float = 0.0,
-  **measuring: Unpack[evaluation.Measuring],
+  personalise: Phase | None = None,
+  split: splits.Split | None = None,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the mixture of w and the v that clients remember.
 
@@ -115,7 +120,9 @@ def build_apfl_eval(
     mixture: alpha of the paper, as in training.
     mixture_learning_rate: As in training; if it is not 0, alpha is the number
       that each client has learned.
-    **measuring: As for `evaluation.build_query_evaluation`.
+    personalise: How clients personalise before, as new ones need it; not at
+      all by default.
+    split: As for `evaluation.build_query_evaluation`.
 
   Example:
     >>> evaluation = algorithms.build_apfl_eval(whole, mixture=0.5)
@@ -126,7 +133,8 @@ def build_apfl_eval(
     client_state=_memory(mixture, adaptive),
     train=(PERSONAL,),
     weights_fn=_weights_fn(mixture, adaptive),
-    **measuring,
+    personalise=personalise,
+    split=split,
   )
 
 

@@ -6,13 +6,14 @@ first w that the client receives.
 """
 
 import dataclasses
-from typing import Unpack
 
 from tff_partial import evaluation
 from tff_partial.client_state import persist_personal
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
+from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.terms import proximal
@@ -26,7 +27,8 @@ def build_ditto(
   penalty: float = 1.0,
   training: Phase = Phase(),
   personal: Phase = Phase(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build Ditto: train the global model, and a personal one near to it.
 
@@ -38,7 +40,8 @@ def build_ditto(
       purely local training.
     training: How w is trained.
     personal: How v is trained.
-    **joining: How the server aggregates updates of w, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = algorithms.build_ditto(
@@ -60,7 +63,8 @@ def build_ditto(
         terms=(*personal.terms, proximal(penalty, PERSONAL)),
       ),
     ],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
@@ -68,7 +72,8 @@ def build_ditto_eval(
   model: models.PartialModel,
   *,
   penalty: float = 1.0,
-  **measuring: Unpack[evaluation.Measuring],
+  personalise: Phase | None = None,
+  split: splits.Split | None = None,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the personal models that clients remember.
 
@@ -78,7 +83,9 @@ def build_ditto_eval(
   Args:
     model: The model.
     penalty: lambda of the paper, as in training.
-    **measuring: As for `evaluation.build_query_evaluation`.
+    personalise: How clients personalise before, as new ones need it; not at
+      all by default.
+    split: As for `evaluation.build_query_evaluation`.
 
   Example:
     >>> evaluation = algorithms.build_ditto_eval(whole, penalty=0.1)
@@ -88,5 +95,6 @@ def build_ditto_eval(
     client_state=persist_personal,
     train=(PERSONAL,),
     terms=(proximal(penalty, PERSONAL),),
-    **measuring,
+    personalise=personalise,
+    split=split,
   )

@@ -114,14 +114,12 @@ def build_fed_als_eval(
   model: models.PartialModel,
   *,
   split: splits.Split | None = None,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the posterior of each client's support set.
 
   Args:
     model: The model, from `templates.rating_posteriors.build_model`.
     split: Support and query set; the two halves by default.
-    measure_batch_size: Examples measured at a time; does not change the result.
 
   Example:
     >>> model = templates.rating_posteriors.build_model(1_000, 20)
@@ -134,7 +132,6 @@ def build_fed_als_eval(
     train=(LOCAL,),
     personalise=posteriors.posterior_phase(),
     split=split,
-    measure_batch_size=measure_batch_size,
   )
 
 

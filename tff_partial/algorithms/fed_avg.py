@@ -10,14 +10,14 @@ the paper uses random batches.
 """
 
 import dataclasses
-from typing import Unpack
 
-from tff_partial import evaluation
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
 
 
@@ -25,14 +25,16 @@ def build_fed_avg(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FedAvg: train the global weights, and average them at the server.
 
   Args:
     model: The model, without local variables.
     training: How a client trains: optimizer, batches, epochs.
-    **joining: How the server aggregates updates, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = algorithms.build_fed_avg(whole, training=Phase(epochs=2))
@@ -43,23 +45,9 @@ def build_fed_avg(
   return compose(
     model,
     work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
-def build_fed_avg_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the global weights.
-
-  It is for seen and for new clients. Others that train one model for all are
-  measured alike.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = algorithms.build_fed_avg_eval(whole)
-  """
-  return evaluation.build_query_evaluation(model, **measuring)
+build_fed_avg_eval = partial_training.build_evaluation

@@ -6,14 +6,14 @@ trained.
 """
 
 import dataclasses
-from typing import Unpack
 
 from tff_partial import evaluation
 from tff_partial.client_state import frozen_init
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
@@ -24,14 +24,16 @@ def build_fed_babu(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FedBABU: train the body under a fixed head, the same for all.
 
   Args:
     model: The model; without local variables, this is FedAvg.
     training: How a client trains: optimizer, batches, epochs.
-    **joining: How the server aggregates updates, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = algorithms.build_fed_babu(model, training=Phase(epochs=2))
@@ -43,7 +45,8 @@ def build_fed_babu(
     model,
     client_state=frozen_init,
     work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
@@ -52,7 +55,6 @@ def build_fed_babu_eval(
   *,
   personalise: Phase = Phase(),
   split: splits.Split | None = None,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with body and head tuned by each client.
 
@@ -63,7 +65,6 @@ def build_fed_babu_eval(
     personalise: How clients tune. The paper compares the full model, the body
       and the head: choose by variable names, `variable_filter=...`.
     split: As for `evaluation.build_query_evaluation`.
-    measure_batch_size: Examples measured at a time; does not change the result.
 
   Example:
     >>> evaluation = algorithms.build_fed_babu_eval(
@@ -76,5 +77,4 @@ def build_fed_babu_eval(
     train=(GLOBAL, LOCAL),
     personalise=personalise,
     split=split,
-    measure_batch_size=measure_batch_size,
   )

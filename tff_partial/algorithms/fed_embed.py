@@ -23,7 +23,6 @@ Algorithm 1 sums gradients at one point. For deviations from section 3.3 see
 """
 
 import dataclasses
-from typing import Unpack
 
 from tff_partial import assignments
 from tff_partial import evaluation
@@ -31,13 +30,17 @@ from tff_partial.assignments import Assignment
 from tff_partial.assignments import FedEmbedVariables
 from tff_partial.client_state import persist_local
 from tff_partial.client_state import remember_group
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
+from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Interleaved
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
+from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import assigned_training
+from tff_partial.templates import server_optimizers
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL
@@ -49,7 +52,8 @@ def build_fed_embed(
   parts: FedEmbedVariables,
   assignment: Assignment,
   training: Phase = Phase(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FedEmbed: choose a sub-population, train head, encoder, embedding.
 
@@ -61,7 +65,8 @@ def build_fed_embed(
       `assignments.py`.
     training: How clients train: optimizer, batches, epochs. An optimizer of
       GLOBAL is also that of the sub-populations' heads.
-    **joining: How the server aggregates updates, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = algorithms.build_fed_embed(
@@ -96,7 +101,10 @@ def build_fed_embed(
     statistics=[assignments.following(assignment.reassign)]
     if assignment.reassign
     else [],
-    **assigned_training.joining(assignment.server_optimizers, joining),
+    aggregation=aggregation,
+    server_optimizer=server_optimizers.by_name(
+      assignment.server_optimizers, server_optimizer or sgd(1.0)
+    ),
   )
 
 
@@ -106,7 +114,7 @@ def build_fed_embed_eval(
   parts: FedEmbedVariables,
   assignment: Assignment,
   personalise: Phase | None = None,
-  **measuring: Unpack[assigned_training.Measuring],
+  split: splits.Split | None = None,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the heads of clients' sub-populations.
 
@@ -119,7 +127,7 @@ def build_fed_embed_eval(
     parts: The parts of the model.
     assignment: As for `build_fed_embed`.
     personalise: How new clients train their embedding; not at all by default.
-    **measuring: As for `assigned_training.build_evaluation`.
+    split: Support and query set; the two halves by default.
 
   Example:
     >>> evaluation = algorithms.build_fed_embed_eval(
@@ -134,5 +142,5 @@ def build_fed_embed_eval(
     new = assignments.embedding_phase(parts, personalise)
     assignment = assignment._replace(before=(new, *assignment.before))
   return assigned_training.build_evaluation(
-    model, remember_group(persist_local), assignment, **measuring
+    model, remember_group(persist_local), assignment, split=split
   )

@@ -13,12 +13,11 @@ Otherwise the two give the same weights.
 """
 
 import dataclasses
-from typing import Unpack
 
 from tff_partial import evaluation
 from tff_partial.client_state import stateless
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Epochs
@@ -42,7 +41,8 @@ def build_fed_recon(
   update_steps: int | None = None,
   batch_size: int | None = 20,
   joint: bool = False,
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FedRecon: reconstruct local weights, then train the global ones.
 
@@ -59,8 +59,9 @@ def build_fed_recon(
     batch_size: Examples per step; None for all.
     joint: True if the update also trains the local weights, together with the
       global ones.
-    **joining: How the server aggregates updates, as for `compose`; by default
-      their mean, weighted by `|D_q|`.
+    aggregation: How the server aggregates updates; by default their mean,
+      weighted by `|D_q|`.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = algorithms.build_fed_recon(
@@ -93,7 +94,8 @@ def build_fed_recon(
         measured=True,
       ),
     ],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
@@ -105,7 +107,6 @@ def build_fed_recon_eval(
   reconstruction_epochs: int | Epochs = 1,
   reconstruction_steps: int | None = None,
   batch_size: int | None = 20,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with reconstructed local weights.
 
@@ -120,7 +121,6 @@ def build_fed_recon_eval(
     reconstruction_epochs: Maximum number of passes over the support set.
     reconstruction_steps: Maximum number of reconstruction steps; 0 for none.
     batch_size: Examples per reconstruction step; None for all.
-    measure_batch_size: Examples measured at a time; does not change the result.
 
   Example:
     >>> evaluation = algorithms.build_fed_recon_eval(
@@ -138,7 +138,6 @@ def build_fed_recon_eval(
       max_steps=reconstruction_steps,
     ),
     split=split,
-    measure_batch_size=measure_batch_size,
   )
 
 
@@ -148,7 +147,6 @@ def build_fed_recon_fine_tuning_eval(
   reconstruct: Phase,
   tune: Phase,
   split: splits.Split | None = None,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with reconstructed local and fine-tuned global weights.
 
@@ -160,7 +158,6 @@ def build_fed_recon_fine_tuning_eval(
     reconstruct: How local weights are reconstructed.
     tune: How global weights are tuned, all of them or those that it names.
     split: Support and query set; the two halves by default.
-    measure_batch_size: Examples measured at a time; does not change the result.
 
   Example:
     >>> evaluation = algorithms.build_fed_recon_fine_tuning_eval(
@@ -179,6 +176,6 @@ def build_fed_recon_fine_tuning_eval(
         reconstruct, train=(LOCAL,), on=support, measured=False
       ),
       dataclasses.replace(tune, train=(GLOBAL,), on=support, measured=False),
-      Phase(train=(), on=query, batch_size=measure_batch_size, measured=True),
+      Phase(train=(), on=query, batch_size=100, measured=True),
     ],
   )

@@ -3,14 +3,13 @@
 The model's local variables are the head, its global ones the representation.
 It is FedAlt with many steps on the head. Deviations: each client initializes
 its head itself; clients are weighted by their examples unless
-`client_weighting` says otherwise.
+`client_weighting` says otherwise. With `personalise`, new clients train their
+head before an evaluation, as in the paper.
 """
 
-from typing import Unpack
-
-from tff_partial import evaluation
-from tff_partial.composition import Joining
+from tff_partial.composition import Aggregation
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
@@ -21,7 +20,8 @@ def build_fed_rep(
   *,
   head: Phase = Phase(epochs=10),
   representation: Phase = Phase(),
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FedRep: train heads, then the representation.
 
@@ -29,7 +29,8 @@ def build_fed_rep(
     model: The model; without local variables, this is FedAvg.
     head: How the head is trained while the representation is fixed.
     representation: How the representation is trained while the head is fixed.
-    **joining: How the server aggregates updates, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = algorithms.build_fed_rep(
@@ -40,23 +41,12 @@ def build_fed_rep(
     CompositionError, PhaseError: If the arguments do not fit together.
   """
   return partial_training.build_alternating(
-    model, personal=head, shared=representation, **joining
+    model,
+    personal=head,
+    shared=representation,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
-def build_fed_rep_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the heads that clients remember.
-
-  With `personalise`, the head is trained before while the representation stays
-  fixed, as in the paper for new clients.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = algorithms.build_fed_rep_eval(model)
-  """
-  return partial_training.build_evaluation(model, **measuring)
+build_fed_rep_eval = partial_training.build_evaluation

@@ -21,7 +21,6 @@ def build_fine_tuning_eval(
   personalise: Phase = Phase(),
   client_state: client_state.ClientState = client_state.stateless,
   split: splits.Split | None = None,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the model, or a part of it, tuned by each client.
 
@@ -32,7 +31,6 @@ def build_fine_tuning_eval(
     client_state: What clients remember from training, if the model has local
       variables, which are also tuned.
     split: As for `evaluation.build_query_evaluation`.
-    measure_batch_size: Examples measured at a time; does not change the result.
 
   Example:
     >>> evaluation = algorithms.build_fine_tuning_eval(
@@ -48,5 +46,4 @@ def build_fine_tuning_eval(
     train=(GLOBAL, LOCAL),
     personalise=personalise,
     split=split,
-    measure_batch_size=measure_batch_size,
   )

@@ -8,15 +8,14 @@ Deviations: a client initializes its private parameters itself; for the paper's
 "default value" use a deterministic initializer, or let the clients learn one
 (`layers.PrivateVector`). Clients process their examples in order unless
 `training` shuffles. A client whose update is not finite does not count and
-keeps its state.
+keeps its state. New users, which the paper leaves to future work, have first
+values; with `personalise`, they train them before an evaluation.
 """
 
-from typing import Unpack
-
-from tff_partial import evaluation
 from tff_partial.client_statistics import Statistic
-from tff_partial.composition import Joining
+from tff_partial.composition import Aggregation
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
@@ -27,7 +26,8 @@ def build_furl(
   *,
   training: Phase = Phase(),
   private_rule: Statistic | None = None,
-  **joining: Unpack[Joining],
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FURL: train both kinds of parameters jointly, keep private ones.
 
@@ -41,7 +41,8 @@ def build_furl(
       epochs.
     private_rule: The rule `a_p` of Eq. 3. By default a client keeps its trained
       parameters (Eq. 7); `client_statistics.SCALED_BY_SHARE` is Eq. 6.
-    **joining: How the server aggregates updates (Eq. 2), as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
     >>> process = algorithms.build_furl(model, training=Phase(epochs=2))
@@ -53,27 +54,9 @@ def build_furl(
     model,
     training=training,
     statistics=[private_rule] if private_rule else [],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
-def build_furl_eval(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
-) -> evaluation.Evaluation:
-  """Build an evaluation with the private parameters that clients remember.
-
-  New users, which the paper leaves to future work, have first values. With
-  `personalise`, clients train them on their support examples before, while
-  federated parameters stay fixed.
-
-  Args:
-    model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = algorithms.build_furl_eval(model)
-
-  Raises:
-    PhaseError: If the arguments do not fit together.
-  """
-  return partial_training.build_evaluation(model, **measuring)
+build_furl_eval = partial_training.build_evaluation

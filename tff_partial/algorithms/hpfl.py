@@ -43,9 +43,9 @@ import tensorflow as tf
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import tiers
-from tff_partial.aggregators import Factory
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Statistic
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
@@ -55,7 +55,6 @@ from tff_partial.drafts import centers as drafts_lib
 from tff_partial.drafts.row_means import row_means
 from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import ClientWeighting
-from tff_partial.exchange.messages import PostprocessUpdate
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -103,8 +102,7 @@ def build_hpfl(
   threshold: float = 0.9,
   average_others: bool = True,
   join: Join = Join.SUM,
-  aggregator: Factory | None = None,
-  postprocess_update: PostprocessUpdate | None = None,
+  aggregation: Aggregation = Aggregation(),
 ) -> PartialProcess:
   """Build HPFL: share public rows by attribute, and drafts of private tables.
 
@@ -128,11 +126,10 @@ def build_hpfl(
     average_others: True to average GLOBAL variables that have no row for each
       attribute; otherwise they stay with the clients.
     join: How sums of public rows and of accuracies are aggregated; WITH_UPDATE
-      uses the next two arguments to clip and noise them. Use the same for
+      clips and noises them by `aggregation`. Use the same for
       `drafts.Sums`.
-    aggregator: Aggregates what is joined with the update.
-    postprocess_update: Transforms it before it is sent, such as by adding
-      noise.
+    aggregation: How the server aggregates what is joined with the update, of
+      clients with equal weights.
 
   Example:
     >>> process = algorithms.build_hpfl(
@@ -179,9 +176,9 @@ def build_hpfl(
     ],
     statistics=statistics,
     server_state=server_state,
-    client_weighting=ClientWeighting.UNIFORM,
-    aggregator=aggregator,
-    postprocess_update=postprocess_update,
+    aggregation=dataclasses.replace(
+      aggregation, client_weighting=ClientWeighting.UNIFORM
+    ),
   )
 
 
@@ -189,14 +186,17 @@ def build_hpfl_eval(
   model: models.PartialModel,
   *,
   attributes: Attributes,
-  **measuring: Any,
+  personalise: Phase | None = None,
+  split: splits.Split | None = None,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the models that clients remember.
 
   Args:
     model: The model.
     attributes: As in training.
-    **measuring: As for `evaluation.build_query_evaluation`.
+    personalise: How clients personalise before, as new ones need it; not at
+      all by default.
+    split: As for `evaluation.build_query_evaluation`.
 
   Example:
     >>> evaluation = algorithms.build_hpfl_eval(
@@ -207,7 +207,8 @@ def build_hpfl_eval(
     model,
     client_state=_memory(attributes.number),
     train=(PERSONAL, LOCAL),
-    **measuring,
+    personalise=personalise,
+    split=split,
   )
 
 

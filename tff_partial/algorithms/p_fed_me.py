@@ -11,10 +11,9 @@ clients are weighted by their examples unless `client_weighting` says otherwise.
 """
 
 import dataclasses
-from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.composition import Averaging
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
@@ -34,7 +33,7 @@ def build_p_fed_me(
   personal: Phase = Phase(optimizer=sgd(0.05), steps_per_batch=5, max_steps=20),
   learning_rate: float = 0.005,
   mixing: float = 1.0,
-  **averaging: Unpack[Averaging],
+  aggregation: Aggregation = Aggregation(),
 ) -> PartialProcess:
   """Build pFedMe: solve for a personal model on each batch, pull w to it.
 
@@ -49,7 +48,7 @@ def build_p_fed_me(
     learning_rate: eta of the paper; w moves by the fraction eta * lambda, at
       most 1, to theta on each batch.
     mixing: beta of the paper.
-    **averaging: How the copies of w are averaged, as for `compose`.
+    aggregation: How the server aggregates updates.
 
   Example:
     >>> process = algorithms.build_p_fed_me(whole, penalty=15.0)
@@ -79,7 +78,7 @@ def build_p_fed_me(
       )
     ],
     server_optimizer=sgd(mixing),
-    **averaging,
+    aggregation=aggregation,
   )
 
 
@@ -89,7 +88,6 @@ def build_p_fed_me_eval(
   penalty: float = 15.0,
   personalise: Phase = Phase(optimizer=sgd(0.05), steps_per_batch=5),
   split: splits.Split | None = None,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with theta trained at the received w.
 
@@ -100,7 +98,6 @@ def build_p_fed_me_eval(
     penalty: lambda of the paper, as in training.
     personalise: How theta is trained; w does not move.
     split: As for `evaluation.build_query_evaluation`.
-    measure_batch_size: Examples measured at a time; does not change the result.
 
   Example:
     >>> evaluation = algorithms.build_p_fed_me_eval(whole, penalty=15.0)
@@ -111,5 +108,4 @@ def build_p_fed_me_eval(
     terms=(moreau(penalty),),
     personalise=personalise,
     split=split,
-    measure_batch_size=measure_batch_size,
   )

@@ -45,7 +45,7 @@ class L1Clip(clipping_lib.OneClip):
 class LaplaceNoise(local_noise.ClientNoise):
   """L1 clipping and Laplace noise at clients.
 
-  It is for `compose(postprocess_update=)`.
+  It is for `Aggregation(postprocess_update=)`.
 
   This gives local differential privacy with delta 0: for any two values of a
   client's examples, the probabilities of its update in one round differ by at

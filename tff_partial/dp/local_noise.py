@@ -15,7 +15,7 @@ from tff_partial.dp.mechanisms import Mechanism
 
 @dataclasses.dataclass(frozen=True)
 class ClientNoise(abc.ABC):
-  """Clipping and noise at clients; for `compose(postprocess_update=)`.
+  """Clipping and noise at clients; for `Aggregation(postprocess_update=)`.
 
   Attributes:
     clip: The largest norm of an update.

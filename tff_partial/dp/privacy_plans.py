@@ -296,9 +296,9 @@ class PrivacyLedger:
       raise PrivacyError(
         'The ledger would count noise that the process does not add: its '
         'updates are joined without it, or by an aggregator that does not say '
-        'what it does. Build the process with aggregator=plan.mean() (for '
-        'local noise, with postprocess_update=plan.local_noise()), or train '
-        'without a ledger.'
+        'what it does. Build the process with '
+        'aggregation=Aggregation(plan.mean()) (for local noise, with '
+        'postprocess_update=plan.local_noise()), or train without a ledger.'
       )
     for field in dataclasses.fields(mechanisms.Mechanism):
       found, expected = (

@@ -1,27 +1,14 @@
 """Training and measuring clients that are assigned to a sub-population."""
 
-from collections.abc import Mapping
 import dataclasses
-from typing import TypedDict
 
 from tff_partial import client_state
-from tff_partial import composition
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial.assignments import Assignment
 from tff_partial.data import splits
 from tff_partial.model import models
-from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
-from tff_partial.phases import sgd
-from tff_partial.templates import server_optimizers
-
-
-class Measuring(TypedDict, total=False):
-  """Keyword arguments of `build_evaluation`."""
-
-  split: splits.Split | None
-  measure_batch_size: int
 
 
 def work(
@@ -47,28 +34,12 @@ def work(
   ]
 
 
-def joining(
-  apart: Mapping[str, Optimizer], how: composition.Joining
-) -> composition.Joining:
-  """Return how the server aggregates, with other optimizers for prototypes.
-
-  Args:
-    apart: Regular expression over whole variable names to the optimizer of
-      these variables.
-    how: How the server aggregates; its optimizer is that of all others.
-  """
-  rest = how.get('server_optimizer') or sgd(1.0)
-  chosen = server_optimizers.by_name(apart, rest)
-  return {**how, 'server_optimizer': chosen}
-
-
 def build_evaluation(
   model: models.PartialModel,
   client_state: client_state.ClientState,
   assignment: Assignment,
   *,
   split: splits.Split | None = None,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation: assign by the support set, measure on the query set.
 
@@ -77,12 +48,9 @@ def build_evaluation(
     client_state: What clients remember.
     assignment: How clients are assigned their sub-population.
     split: Support and query set; the two halves by default.
-    measure_batch_size: Examples measured at a time; does not change the result.
   """
   support, query = split or splits.halves()
-  measure = Phase(
-    train=(), on=query, batch_size=measure_batch_size, measured=True
-  )
+  measure = Phase(train=(), on=query, batch_size=100, measured=True)
   before = work(assignment._replace(after=()), [], support)
   return evaluation.build_evaluation(
     model, client_state=client_state, work=[*before, measure]

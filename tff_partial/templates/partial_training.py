@@ -7,27 +7,31 @@ part of a model that is local, and in their treatment of new clients.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Unpack
 
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial.client_state import persist_local
+from tff_partial.client_state import persist_personal
 from tff_partial.client_statistics import Statistic
+from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.composition import Joining
+from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
+from tff_partial.tiers import PERSONAL
 
 
 def build_simultaneous(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
   statistics: Sequence[Statistic] = (),
-  **joining: Unpack[Joining],
 ) -> PartialProcess:
   """Build a process that trains all variables together, and keeps local ones.
 
@@ -36,8 +40,12 @@ def build_simultaneous(
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs. Local variables whose optimizer is `Exact` are solved for before
       the others are trained.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
     statistics: What clients send besides updates, as for `compose`.
-    **joining: How the server aggregates updates, as for `compose`.
+
+  Example:
+    >>> process = algorithms.build_fed_per(model, training=Phase(epochs=2))
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -46,17 +54,19 @@ def build_simultaneous(
     model,
     client_state=persist_local,
     work=phases.exact_first(training, train=(GLOBAL, LOCAL), measured=True),
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
     statistics=statistics,
-    **joining,
   )
 
 
 def build_alternating(
   model: models.PartialModel,
   *,
-  personal: Phase,
-  shared: Phase,
-  **joining: Unpack[Joining],
+  personal: Phase = Phase(),
+  shared: Phase = Phase(),
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build a process that trains the local variables, then the global ones.
 
@@ -64,7 +74,13 @@ def build_alternating(
     model: The model; without local variables, this is FedAvg.
     personal: How the local variables are trained while the others are fixed.
     shared: How the global variables are trained while the others are fixed.
-    **joining: How the server aggregates updates, as for `compose`.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
+
+  Example:
+    >>> process = algorithms.build_fed_alt(
+    ...   model, personal=Phase(epochs=5), shared=Phase()
+    ... )
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -76,24 +92,68 @@ def build_alternating(
       dataclasses.replace(personal, train=(LOCAL,)),
       dataclasses.replace(shared, train=(GLOBAL,), measured=True),
     ],
-    **joining,
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
   )
 
 
 def build_evaluation(
-  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+  model: models.PartialModel,
+  *,
+  personalise: Phase | None = None,
+  split: splits.Split | None = None,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the local variables that clients remember.
 
-  With `personalise`, they are trained before, while the global ones stay fixed.
+  A model without local variables, which is the same for all clients, is
+  measured as it is.
 
   Args:
     model: The model.
-    **measuring: As for `evaluation.build_query_evaluation`.
+    personalise: How clients, such as new ones, train their local variables
+      before, while the global ones stay fixed; not at all by default.
+    split: Support and query set. By default the two halves if clients
+      personalise, and otherwise everything for both.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_per_eval(model)
 
   Raises:
     PhaseError: If the arguments do not fit together.
   """
   return evaluation.build_query_evaluation(
-    model, client_state=persist_local, train=(LOCAL,), **measuring
+    model,
+    client_state=persist_local,
+    train=(LOCAL,),
+    personalise=personalise,
+    split=split,
+  )
+
+
+def build_personal_evaluation(
+  model: models.PartialModel,
+  *,
+  personalise: Phase | None = None,
+  split: splits.Split | None = None,
+) -> evaluation.Evaluation:
+  """Build an evaluation with the whole models that clients remember.
+
+  Args:
+    model: The model.
+    personalise: How clients, such as new ones, train their models before; not
+      at all by default.
+    split: As for `build_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_local_only_eval(whole)
+
+  Raises:
+    PhaseError: If the arguments do not fit together.
+  """
+  return evaluation.build_query_evaluation(
+    model,
+    client_state=persist_personal,
+    train=(PERSONAL, LOCAL),
+    personalise=personalise,
+    split=split,
   )

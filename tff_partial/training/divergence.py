@@ -15,8 +15,8 @@ from tff_partial.data import cohorts
 
 _REMEDY = (
   'Try a smaller learning rate at the clients or at the server, or clip what '
-  'clients send: aggregator=tff_partial.aggregators.robust(), or --clip_norm=1 '
-  'on the command line.'
+  'clients send: Aggregation(aggregators.robust()), or --clip_norm=1 on the '
+  'command line.'
 )
 
 

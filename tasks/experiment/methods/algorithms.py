@@ -23,7 +23,7 @@ from tasks.experiment.options.training import LocalTraining
 from tff_partial import algorithms
 from tff_partial.templates import rating_posteriors
 
-_FOR_ALL = many_users.for_all
+_FOR_ALL = building.measured_by(algorithms.build_fed_avg_eval)
 _PERSONAL = LocalTraining.of_personal
 _GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
 

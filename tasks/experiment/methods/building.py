@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 import dataclasses
-from typing import Any
+from typing import Any, TypedDict
 
 from baselines.fed_att import build_fed_att
 from baselines.fed_noise import build_fed_noise
@@ -26,8 +26,8 @@ from tff_partial import algorithms
 from tff_partial import assignments
 from tff_partial import phases
 from tff_partial import processes
+from tff_partial.data import splits
 from tff_partial.evaluation import Evaluation
-from tff_partial.evaluation import Measuring
 from tff_partial.model import models
 
 # Flags of prototypes, map nodes and centers; and of forming an embedding.
@@ -53,7 +53,14 @@ TRAINING = tuple(
 Build = Callable[[models.PartialModel, Setting], processes.PartialProcess]
 
 
-# (model, setting, arguments of `build_query_evaluation`) -> evaluation.
+class Measuring(TypedDict, total=False):
+  """Arguments of builders of evaluations."""
+
+  personalise: phases.Phase | None
+  split: splits.Split | None
+
+
+# (model, setting, arguments of the builder) -> evaluation.
 Measure = Callable[[models.PartialModel, Setting, Measuring], Evaluation]
 
 
@@ -116,7 +123,7 @@ def fed_recon(
     update_steps=update.max_steps,
     batch_size=update.batch_size,
     joint=run.hyperparameters.joint,
-    **run.joining(),
+    **run.server_arguments(),
   )
 
 
@@ -165,7 +172,7 @@ def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
     model,
     training=run.local.of_both(),
     private_rule=run.hyperparameters.private_statistic,
-    **run.joining(),
+    **run.server_arguments(),
   )
 
 
@@ -191,7 +198,7 @@ def fed_att(
     model,
     step_size=run.server.learning_rate,
     training=run.local.of_both(),
-    **run.averaging(alike=True),
+    aggregation=run.aggregation(),
   )
 
 
@@ -202,7 +209,7 @@ def fed_noise(
     model,
     noise=run.hyperparameters.fed_noise.build(),
     training=run.local.of_both(),
-    **run.joining(alike=True),
+    **run.server_arguments(),
   )
 
 
@@ -221,7 +228,7 @@ def scaffold(
     learning_rate=run.local.update.learning_rate,
     option=int(run.hyperparameters.scaffold_option),
     training=run.local.of_global(),
-    **run.joining(alike=True),
+    **run.server_arguments(),
   )
 
 
@@ -231,7 +238,7 @@ def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
     training=run.local.of_global(),
     personal=run.local.of_personal_as_global(),
     **run.hyperparameters.mixture_arguments,
-    **run.joining(),
+    **run.server_arguments(),
   )
 
 
@@ -272,7 +279,7 @@ def p_fed_me(
     learning_rate=run.local.update.learning_rate,
     mixing=run.server.learning_rate,
     **run.hyperparameters.penalty_argument,
-    **run.averaging(),
+    aggregation=run.aggregation(),
   )
 
 
@@ -295,7 +302,7 @@ def fed_embed(
       parts=run.parts,
       assignment=how,
       training=run.local.of_both(),
-      **run.joining(),
+      **run.server_arguments(),
     )
 
   def measure(
@@ -327,7 +334,7 @@ def p_fed_km(gradients: str, user: str) -> Algorithm:
       gradients=gradients,
       training=run.local.of_global(),
       **run.hyperparameters.fed_embed.centers,
-      **run.joining(),
+      **run.server_arguments(),
     )
 
   def measure(
@@ -373,7 +380,7 @@ def trained_by(
       model,
       **{name: read(run.local) for name, read in phase_of.items()},
       **(run.hyperparameters.penalty_argument if has_penalty else {}),
-      **run.joining(),
+      **run.server_arguments(),
     )
 
   return build_with_flags
@@ -387,5 +394,5 @@ def adaptive(build: Callable[..., processes.PartialProcess]) -> Build:
     learning_rate=run.server.learning_rate,
     tau=run.hyperparameters.tau,
     rule=run.hyperparameters.adaptive_rule,
-    **run.averaging(),
+    aggregation=run.aggregation(),
   )

@@ -12,6 +12,7 @@ from baselines.fed_sgd import build_fed_sgd
 from baselines.local_only import build_local_only
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
+from tasks.experiment.methods.building import Measuring
 from tasks.experiment.methods.setting import Setting
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.training import LocalTraining
@@ -24,7 +25,6 @@ from tff_partial import processes
 from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.evaluation import Evaluation
-from tff_partial.evaluation import Measuring
 from tff_partial.model import models
 
 # mu of FedProx, the default of `build_fed_prox`.
@@ -52,10 +52,10 @@ def fed_avg(
   """Build FedAvg; tables that clients keep are trained as in FedPer."""
   if _keeps_tables(model, run):
     return algorithms.build_fed_per(
-      model, training=run.local.of_both(), **run.joining()
+      model, training=run.local.of_both(), **run.server_arguments()
     )
   return algorithms.build_fed_avg(
-    model, training=run.local.of_global(), **run.joining()
+    model, training=run.local.of_global(), **run.server_arguments()
   )
 
 
@@ -70,12 +70,14 @@ def fed_prox(
     training = dataclasses.replace(
       run.local.of_both(), terms=(terms.proximal(penalty),)
     )
-    return algorithms.build_fed_per(model, training=training, **run.joining())
+    return algorithms.build_fed_per(
+      model, training=training, **run.server_arguments()
+    )
   return build_fed_prox(
     model,
     training=run.local.of_global(),
     **run.hyperparameters.penalty_argument,
-    **run.joining(),
+    **run.server_arguments(),
   )
 
 
@@ -92,9 +94,9 @@ def fed_sgd(
     return algorithms.build_fed_per(
       model,
       training=phases.Phase(optimizer=optimizers, batch_size=None),
-      **run.joining(),
+      **run.server_arguments(),
     )
-  return build_fed_sgd(model, learning_rate=rate, **run.joining())
+  return build_fed_sgd(model, learning_rate=rate, **run.server_arguments())
 
 
 def distributed(
@@ -102,15 +104,6 @@ def distributed(
 ) -> processes.PartialProcess:
   """Build local training of clients' own models, which sends nothing."""
   return build_local_only(model, training=run.local.of_own_model())
-
-
-def for_all(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  """Build the evaluation of one model for all, except tables clients keep."""
-  if _keeps_tables(model, run):
-    return algorithms.build_fed_per_eval(model, **measuring)
-  return algorithms.build_fed_avg_eval(model, **measuring)
 
 
 def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
@@ -132,10 +125,10 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
     if public:
       sharing['threshold'] = how.threshold
       sharing['average_others'] = how.average_hidden
-    joining: composition.Averaging = {}
+    aggregation = composition.Aggregation()
     join = client_statistics.Join.SUM
     if run.ledger is not None:
-      joining = run.averaging()
+      aggregation = run.aggregation()
       join = client_statistics.Join.WITH_UPDATE
     return algorithms.build_hpfl(
       model,
@@ -147,8 +140,7 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       by_nearness=drafts and how.by_nearness,
       **sharing,
       join=join,
-      aggregator=joining.get('aggregator'),
-      postprocess_update=joining.get('postprocess_update'),
+      aggregation=aggregation,
     )
 
   def measure(

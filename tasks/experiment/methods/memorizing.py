@@ -5,26 +5,24 @@ evaluates models that those have trained.
 """
 
 import dataclasses
+from typing import Any
 
-from baselines import memories
 from baselines.knn_per import build_knn_per_eval
 from baselines.ngram_cache import build_ngram_cache_eval
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods import building
+from tasks.experiment.methods.building import Measuring
 from tasks.experiment.methods.setting import Setting
 from tff_partial import phases
 from tff_partial.evaluation import Evaluation
-from tff_partial.evaluation import Measuring
 from tff_partial.model import models
 
 # Flags of fine-tuning before clients are evaluated.
 TUNING = ('tuned', 'tuning_learning_rate')
 
 
-def _measuring(
-  run: Setting, measuring: Measuring, user: str
-) -> memories.Measuring:
+def _measuring(run: Setting, measuring: Measuring, user: str) -> dict[str, Any]:
   """Return the split, and the phases before clients fill their memory."""
   personalise: phases.Phase | None = None
   tune: phases.Phase | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
@@ -85,27 +86,15 @@ class Setting:
       '--task=assist or --task=movielens_hpfl, or another algorithm.'
     )
 
-  def averaging(self, *, alike: bool = False) -> composition.Averaging:
-    """Return how updates are aggregated.
-
-    Args:
-      alike: True if the algorithm weights clients equally by default.
-    """
+  def aggregation(self) -> composition.Aggregation:
+    """Return how updates are aggregated."""
     if self.ledger is not None:
-      averaging = self.privacy.averaging(self.ledger, self.canaries)
-    else:
-      averaging = self.server.averaging()
-    if alike and self.server.client_weighting is None:
-      averaging.pop('client_weighting')
-    return averaging
+      return self.privacy.aggregation(self.ledger, self.canaries)
+    return self.server.aggregation()
 
-  def joining(self, *, alike: bool = False) -> composition.Joining:
-    """Return how updates are aggregated and applied by the server.
-
-    Args:
-      alike: As for `averaging`.
-    """
+  def server_arguments(self) -> dict[str, Any]:
+    """Return the arguments of builders about the server."""
     return {
-      **self.averaging(alike=alike),
+      'aggregation': self.aggregation(),
       'server_optimizer': self.server.build_optimizer(),
     }

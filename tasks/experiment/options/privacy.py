@@ -254,11 +254,11 @@ class Privacy(Options):
       plan, simulation=self.noise_seed is not None, released=released
     )
 
-  def averaging(
+  def aggregation(
     self,
     ledger: privacy_plans.PrivacyLedger,
     canaries: privacy_audit.Canaries | None,
-  ) -> composition.Averaging:
+  ) -> composition.Aggregation:
     """Return how the updates of a private run are aggregated.
 
     Args:
@@ -276,11 +276,9 @@ class Privacy(Options):
     if canaries is not None:
       aggregator = canaries.watched(aggregator)
       postprocess_update = canaries.postprocess_update(postprocess_update)
-    return {
-      'aggregator': aggregator,
-      'client_weighting': messages.ClientWeighting.UNIFORM,
-      'postprocess_update': postprocess_update,
-    }
+    return composition.Aggregation(
+      aggregator, messages.ClientWeighting.UNIFORM, postprocess_update
+    )
 
 
 def refuse(leaks: Iterable[Leak]) -> None:

@@ -30,9 +30,9 @@ from tff_partial.solvers.exact import Exact
 
 EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
 _WEIGHTINGS: dict[
-  str | None, messages.ClientWeighting | messages.ClientWeightFn
+  str | None, messages.ClientWeighting | messages.ClientWeightFn | None
 ] = {
-  None: messages.ClientWeighting.NUM_EXAMPLES,
+  None: None,  # The algorithm's own.
   EXAMPLES: messages.ClientWeighting.NUM_EXAMPLES,
   # The number of targets that the loss averages.
   TARGETS: lambda result: result.loss[1],
@@ -336,12 +336,11 @@ class Server(Options):
     """The server's learning rate, for algorithms that prescribe the rest."""
     return self.optimizer.learning_rate
 
-  def averaging(self) -> composition.Averaging:
+  def aggregation(self) -> composition.Aggregation:
     """Return how updates are aggregated in a run that is not private."""
-    return {
-      'aggregator': self._aggregator(),
-      'client_weighting': _WEIGHTINGS[self.client_weighting],
-    }
+    return composition.Aggregation(
+      self._aggregator(), _WEIGHTINGS[self.client_weighting]
+    )
 
   def _aggregator(self) -> composition.AggregationFactory:
     if self.aggregator == 'robust':

@@ -23,6 +23,7 @@ from tasks.task import TABLE
 import tff_partial
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.composition import Aggregation
 from tff_partial.training.participation import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
@@ -229,7 +230,7 @@ def _train(
         tiers.LOCAL: tff_partial.sgd(own_rate),
       }
     ),
-    aggregator=tff.aggregators.MeanFactory(),
+    aggregation=Aggregation(aggregator=tff.aggregators.MeanFactory()),
     server_optimizer=tff.learning.optimizers.build_adam(server_rate),
   )
   with runtimes.cohort(jit=False):
