@@ -37,6 +37,7 @@ from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.exchange.messages import PostprocessUpdate
 from tff_partial.model import models
 from tff_partial.processes import PartialProcess
+from tff_partial.processes import weight_accessors
 
 AggregationFactory: TypeAlias = aggregators.Factory
 ServerState: TypeAlias = client_work.ServerState
@@ -150,7 +151,7 @@ def compose(
     client, first_round, tuple(sent), update, updates, exchanges
   )
   initialize = rounds.initialize(parts)
-  get_weights, set_weights = _weight_accessors(
+  get_weights, set_weights = weight_accessors(
     initialize.type_signature.result.member, client.types[0]
   )
   return PartialProcess(
@@ -203,28 +204,6 @@ def _loaded_beside(
     if one.settle is not None
   )
   return loaded
-
-
-def _weight_accessors(
-  state_type: tff.Type, weights_type: tff.Type
-) -> tuple[tff.Computation, tff.Computation]:
-  """Make `(S -> ModelWeights)` and `(S, ModelWeights -> S)`."""
-
-  @tff.tensorflow.computation(state_type)
-  def get_model_weights(state: Any) -> Any:
-    return state.global_model_weights
-
-  @tff.tensorflow.computation(state_type, weights_type)
-  def set_model_weights(state: Any, weights: Any) -> Any:
-    return tff.learning.templates.LearningAlgorithmState(
-      weights,
-      state.distributor,
-      state.client_work,
-      state.aggregator,
-      state.finalizer,
-    )
-
-  return get_model_weights, set_model_weights
 
 
 def _first_round(

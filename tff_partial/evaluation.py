@@ -16,6 +16,7 @@ import tensorflow_federated as tff
 from tff_partial import client_state
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.client import local_training
 from tff_partial.data import examples
@@ -131,12 +132,12 @@ def build_evaluation(
       'remembers, but an evaluation keeps nothing. Leave `slots` out, or take '
       "'reset'."
     )
-  finalizers = client_work.metric_finalizers(model)
+  finalizers = client_metrics.metric_finalizers(model)
 
   def run_and_measure(*args: Any) -> Any:
     with does.begin(*args) as context:
       done = local_training.run(does.work, context, does.tables)
-      states = client_work.unfinalized_metrics(done)
+      states = client_metrics.unfinalized_metrics(done)
       values = collections.OrderedDict(
         (name, finalize(states[name])) for name, finalize in finalizers.items()
       )

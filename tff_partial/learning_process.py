@@ -31,6 +31,7 @@ import tensorflow_federated as tff
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import processes
 from tff_partial import random_bits
+from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.data import examples
 
@@ -304,7 +305,7 @@ def as_evaluation_process(
   weights_type = client_work.weights_type(model)
   states_type = evaluation.measure.type_signature.result[0]
   pool = tff.learning.metrics.SumThenFinalizeFactory(
-    client_work.metric_finalizers(model)
+    client_metrics.metric_finalizers(model)
   ).create(states_type)
   initial_weights = client_work.initial_weights(model)
   first_round, count_round = _round_counter()
@@ -363,21 +364,7 @@ def as_evaluation_process(
   return templates.LearningProcess(
     initialize,
     next_fn,
-    *_weights_of(initialize.type_signature.result.member, weights_type),
+    *processes.weight_accessors(
+      initialize.type_signature.result.member, weights_type
+    ),
   )
-
-
-def _weights_of(
-  state_type: tff.Type, weights_type: tff.Type
-) -> tuple[tff.Computation, tff.Computation]:
-  """Return computations that get and set the weights in a state."""
-
-  @tff.tensorflow.computation(state_type)
-  def get_model_weights(state: Any) -> Any:
-    return state.global_model_weights
-
-  @tff.tensorflow.computation(state_type, weights_type)
-  def set_model_weights(state: Any, weights: Any) -> Any:
-    return state._replace(global_model_weights=weights)
-
-  return get_model_weights, set_model_weights

@@ -7,7 +7,6 @@ Between phases, clients of a model with groups choose theirs (`groups.py`).
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import numbers
 import re
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,13 +18,10 @@ from tff_partial import errors
 from tff_partial import groups
 from tff_partial import tiers
 from tff_partial.arguments import checked_numbers
+from tff_partial.arguments import optimizers
 from tff_partial.data import splits
 from tff_partial.model import losses
-from tff_partial.model import models
-from tff_partial.solvers import affine
-from tff_partial.solvers import newton
 from tff_partial.solvers.exact import Exact
-from tff_partial.solvers.exact import ExactError
 
 Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
 # How weights are trained: by steps, or by an exact solve.
@@ -56,90 +52,6 @@ def sgd(learning_rate: float) -> Optimizer:
   if wrong:
     raise PhaseError(f'sgd: learning_rate: {wrong}.')
   return tff.learning.optimizers.build_sgdm(learning_rate)
-
-
-# Name of a Keras optimizer to the builder of the same optimizer in TFF.
-_BUILDERS = {
-  'sgd': 'build_sgdm',
-  'adagrad': 'build_adagrad',
-  'adam': 'build_adam',
-  'adamw': 'build_adamw',
-  'rmsprop': 'build_rmsprop',
-}
-
-
-def instead_of(given: Any) -> str:
-  """Name the TFF optimizer to use instead of another object.
-
-  Args:
-    given: The given object, such as an optimizer's name, or a Keras optimizer.
-
-  Returns:
-    The end of an error message.
-  """
-  rate: Any = 0.1
-  kind = given if isinstance(given, type) else type(given)
-  name = given if isinstance(given, str) else kind.__name__
-  if hasattr(given, 'get_config') and kind is not given:  # One of Keras's.
-    rate = given.get_config().get('learning_rate', rate)
-  rate = f'{rate:.6g}' if isinstance(rate, numbers.Real) else 'learning_rate'
-  builder = _BUILDERS.get(name.lower(), 'build_sgdm')
-  found = repr(given) if isinstance(given, str) else name
-  return (
-    'one of `tff.learning.optimizers`, for example '
-    f'`tff.learning.optimizers.{builder}({rate})`; found {found}.'
-  )
-
-
-def is_plain_descent(optimizer: Optimizer) -> bool:
-  """Return True if a step is just `weights - learning_rate * gradients`.
-
-  Then a step on some rows of a table needs only these rows.
-  """
-  if type(optimizer) is not type(sgd(1.0)):
-    return False  # It may use other rows, or the whole gradient.
-  with tf.init_scope():
-    state = optimizer.initialize(tf.TensorSpec([2], tf.float32))
-  return set(state) == {'learning_rate'}  # No momentum.
-
-
-def _is_scheduled(optimizer: Optimizer) -> bool:
-  """Return True if TFF's `schedule_learning_rate` made the optimizer."""
-  schedule = tff.learning.optimizers.schedule_learning_rate
-  return type(optimizer) is type(schedule(sgd(1.0), lambda step: 1.0))
-
-
-def _has_rate(optimizer: Optimizer) -> bool:
-  """Return True if the optimizer has a learning rate that can be set."""
-  with tf.init_scope():
-    state = optimizer.initialize(tf.TensorSpec([1], tf.float32))
-    return RATE in optimizer.get_hparams(state)
-
-
-def in_words(setting: Any) -> str:
-  """Return a setting of a phase as a short text.
-
-  Args:
-    setting: The setting.
-  """
-  if isinstance(setting, Mapping):
-    said = (f'{key!r}: {in_words(value)}' for key, value in setting.items())
-    return f'{{{", ".join(said)}}}'
-  if isinstance(setting, tuple):
-    return f'({", ".join(map(in_words, setting))})'
-  if isinstance(setting, tff.learning.optimizers.Optimizer):
-    name = type(setting).__name__.strip('_')
-    try:
-      with tf.init_scope():
-        state = setting.initialize(tf.TensorSpec([1], tf.float32))
-        rates = {k: float(v) for k, v in setting.get_hparams(state).items()}
-    except Exception:  # An optimizer may have any state, for any weights.
-      return name
-    said = (f'{rate}={value:.6g}' for rate, value in rates.items())
-    return f'{name}({", ".join(said)})'
-  if callable(setting):
-    return getattr(setting, '__qualname__', type(setting).__name__)
-  return repr(setting)
 
 
 class PhaseError(errors.UserError, ValueError):
@@ -275,10 +187,10 @@ class Phase:
     default = {field.name: field.default for field in dataclasses.fields(self)}
     chosen = {'train': self.train, 'on': self.on.name}
     if self.train:
-      chosen['optimizer'] = in_words(self.optimizer)
+      chosen['optimizer'] = optimizers.in_words(self.optimizer)
     for name in set(default) - {'train', 'on', 'optimizer'}:
       if getattr(self, name) != default[name]:
-        chosen[name] = in_words(getattr(self, name))
+        chosen[name] = optimizers.in_words(getattr(self, name))
     said = (f'{name}={chosen[name]}' for name in default if name in chosen)
     return f'Phase({", ".join(said)})'
 
@@ -343,8 +255,8 @@ class Phase:
       value = getattr(self, name)
       if value not in (idle, None):
         raise PhaseError(
-          f'{name}={in_words(value)} has no effect on an exact solve, which '
-          'takes no steps. Leave it out.'
+          f'{name}={optimizers.in_words(value)} has no effect on an exact '
+          'solve, which takes no steps. Leave it out.'
         )
     if self.max_steps not in (None, 0):
       raise PhaseError(
@@ -360,8 +272,8 @@ class Phase:
       )
     optimizer = self.optimizer_of(tier)
     if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
-      raise PhaseError(f'A phase takes {instead_of(optimizer)}')
-    if self.slots is None and _is_scheduled(optimizer):
+      raise PhaseError(f'A phase takes {optimizers.instead_of(optimizer)}')
+    if self.slots is None and optimizers.is_scheduled(optimizer):
       raise PhaseError(
         'A schedule of `tff.learning.optimizers` counts the steps of a client, '
         f'not rounds. Say since when: slots={RESET!r} for steps within a '
@@ -369,7 +281,7 @@ class Phase:
         'by round, give the optimizer itself, and rate_factor=lambda done: ...'
       )
     has_factor = callable(self.rate_factor) or self.rate_factor != 1.0
-    if has_factor and not _has_rate(optimizer):
+    if has_factor and not optimizers.has_rate(optimizer):
       raise PhaseError(
         f'rate_factor: {type(optimizer).__name__.strip("_")}, which trains '
         f'{tier!r}, has no learning rate that could be multiplied. Take an '
@@ -418,17 +330,17 @@ def exact_first(training: Phase, **settings: Any) -> list[Phase]:
   Returns:
     A phase of what is solved for, if any, and one of the rest.
   """
-  optimizers = training.optimizer
+  of_tiers = training.optimizer
   train = settings.get('train', training.train)
-  if not isinstance(optimizers, Mapping):
+  if not isinstance(of_tiers, Mapping):
     return [dataclasses.replace(training, **settings)]
-  solved = tuple(t for t in train if isinstance(optimizers.get(t), Exact))
+  solved = tuple(t for t in train if isinstance(of_tiers.get(t), Exact))
   rest = tuple(t for t in train if t not in solved)
   by_steps = dataclasses.replace(training, **{**settings, 'train': rest})
-  schedule = {name: getattr(Phase, name) for name in (*_SCHEDULE[1:], *_STEPS)}
+  schedule = {name: getattr(Phase, name) for name in (*SCHEDULE[1:], *_STEPS)}
   exact = [
     dataclasses.replace(
-      by_steps, train=(tier,), optimizer=optimizers[tier], **schedule
+      by_steps, train=(tier,), optimizer=of_tiers[tier], **schedule
     )
     for tier in solved
   ]
@@ -455,7 +367,8 @@ Part: TypeAlias = (
 )
 Work: TypeAlias = Sequence[Part]
 
-_SCHEDULE = (
+# What interleaved phases have in common: their batches.
+SCHEDULE = (
   *('on', 'batch_size', 'drop_remainder'),
   *('epochs', 'max_steps', 'shuffle'),
 )
@@ -476,168 +389,3 @@ def all_phases(work: Work) -> list[Phase]:
     if isinstance(part, Phase | Interleaved)
     for phase in interleaved_phases(part)
   ]
-
-
-def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
-  """Return a phase limited to tiers that stay with the client, or None."""
-  train = tuple(t for t in phase.train if t in tiers.CLIENTS)
-  if not train:
-    return None
-  epochs = phase.epochs
-  if callable(epochs):
-    epochs = int(epochs(tf.constant(rounds)))
-  factor = phase.rate_factor
-  if callable(factor):
-    factor = float(factor(tf.constant(rounds)))
-  return dataclasses.replace(
-    phase,
-    train=train,
-    on=on,
-    epochs=epochs,
-    rate_factor=factor,
-    slots=RESET,
-    measured=False,
-  )
-
-
-def personal_phases(work: Work, rounds: int) -> list[Part]:
-  """Return the part of a client's work that trains its own tiers.
-
-  The phases use all of the client's examples.
-
-  Args:
-    work: A client's work in a round.
-    rounds: Number of completed rounds, for epochs and rates that depend on it.
-
-  Returns:
-    The phases, limited to tiers that stay with the client, the choice of its
-    group and computed values for that; empty if there are none.
-  """
-  on = splits.everything()
-  found: list[Part] = []
-  chooses = any(isinstance(part, groups.Assign) for part in work)
-  for part in work:
-    if isinstance(part, contexts.OverwriteWeights):
-      continue  # It depends on what a round brings.
-    if not isinstance(part, Phase | Interleaved):
-      if isinstance(part, contexts.Compute):
-        part = part._replace(on=on)
-      found += [part] if chooses else []
-      continue
-    turns = [_own_part(phase, on, rounds) for phase in interleaved_phases(part)]
-    kept = tuple(phase for phase in turns if phase is not None)
-    if kept:
-      found.append(kept[0] if len(kept) == 1 else Interleaved(kept))
-  return found
-
-
-def needs_personal_copy(work: Work) -> bool:
-  """Return True if clients need a personal copy of the GLOBAL weights."""
-  return any(
-    tiers.PERSONAL in phase.train
-    or phase.read is not tiers.server_and_local_weights
-    for phase in all_phases(work)
-  )
-
-
-def follow_rounds(work: Work) -> bool:
-  """Return True if the work depends on the number of completed rounds."""
-  return any(
-    callable(phase.epochs) or callable(phase.rate_factor)
-    for phase in all_phases(work)
-  )
-
-
-def check(work: Work, model: models.PartialModel) -> None:
-  """Check a client's work as a whole.
-
-  Raises:
-    PhaseError: If `variable_filter` of a phase names no variable, a phase
-      trains copies of global variables of a model without any, or interleaved
-      phases have different batches.
-    GroupError: If clients of a model with groups do not choose theirs, once and
-      before they train its weights, or clients of other models do.
-  """
-  _check_groups(work, model)
-  for part in work:
-    if not isinstance(part, Phase | Interleaved):
-      continue
-    first, *others = interleaved_phases(part)
-    if others and any(phase.exact for phase in (first, *others)):
-      raise PhaseError(
-        'A phase that solves exactly has no batches, so that phases cannot '
-        'take turns with it. Run them one after another.'
-      )
-    for other in others:
-      for name in _SCHEDULE:
-        if getattr(first, name) != getattr(other, name):
-          raise PhaseError(
-            f'Phases that take turns on each batch differ in {name}: '
-            f'{getattr(first, name)} and {getattr(other, name)}.'
-          )
-  for phase in all_phases(work):
-    if phase.loss is not None:
-      model.check_loss(phase.loss)
-    names = [
-      v.name
-      for tier in phase.train
-      for v in model.trainable(tiers.of_model(tier))
-    ]
-    if tiers.PERSONAL in phase.train and tiers.GLOBAL not in model.tiers:
-      raise PhaseError(
-        'A phase trains copies of the global variables, but the model has no '
-        f'global variables: it has {list(model.tiers)} ones.'
-      )
-    if tiers.CLIENT_VALUES in phase.train:
-      continue  # The algorithm defines its names.
-    if phase.variable_filter is not None and not any(map(phase.trains, names)):
-      raise PhaseError(
-        f'variable_filter={phase.variable_filter!r} names none of the '
-        f'variables that the phase could train: {names}.'
-      )
-    if phase.exact is not None and phase.max_steps != 0:
-      _check_exact(phase, model)
-
-
-def _check_exact(phase: Phase, model: models.PartialModel) -> None:
-  """Check that a model's weights can be solved for exactly."""
-
-  def solves(tier: str, name: str) -> bool:
-    return tier in phase.train and phase.trains(name)
-
-  settings = phase.exact
-  local = model.specs(tiers.LOCAL) if tiers.LOCAL in model.tiers else {}
-  name = settings.covariance if settings else None
-  if name is not None and (name not in local or solves(tiers.LOCAL, name)):
-    raise ExactError(
-      f'Exact: covariance={name!r} is to receive the inverse of the Hessian: '
-      'name a LOCAL variable that the phase does not train (see '
-      f'variable_filter) of {list(local)}.'
-    )
-  newton.check(model, phase.loss)
-  affine.check(model, phase.read, solves)
-
-
-def _check_groups(work: Work, model: models.PartialModel) -> None:
-  has_groups = tiers.GROUP in model.tiers
-  places = [
-    place for place, part in enumerate(work) if isinstance(part, groups.Assign)
-  ]
-  if has_groups and not places:
-    raise groups.GroupError(
-      'The model has variables for groups, but the algorithm has no groups. '
-      'Build the model without `group`.'
-    )
-  if places and not has_groups:
-    raise groups.GroupError(
-      'Clients choose groups, but the model has no variables for them. Build '
-      'it with `group` and `num_groups`.'
-    )
-  if len(places) > 1:
-    raise groups.GroupError(f'Clients choose their groups {len(places)} times.')
-  for phase in all_phases(work[: places[0]] if places else []):
-    if tiers.GROUP in phase.train:
-      raise groups.GroupError(
-        'A phase trains the weights of a group before the client has chosen '
-        'its group.'
-      )

@@ -166,3 +166,19 @@ class PartialProcess(tff.templates.IterativeProcess):
     """True if clients remember nothing."""
     kept = self.next.type_signature.parameter[1].member
     return isinstance(kept, tff.StructType) and not len(kept)
+
+
+def weight_accessors(
+  state_type: tff.Type, weights_type: tff.Type
+) -> tuple[tff.Computation, tff.Computation]:
+  """Make `(S -> ModelWeights)` and `(S, ModelWeights -> S)`."""
+
+  @tff.tensorflow.computation(state_type)
+  def get_model_weights(state: Any) -> Any:
+    return state.global_model_weights
+
+  @tff.tensorflow.computation(state_type, weights_type)
+  def set_model_weights(state: Any, weights: Any) -> Any:
+    return state._replace(global_model_weights=weights)
+
+  return get_model_weights, set_model_weights

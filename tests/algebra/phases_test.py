@@ -19,8 +19,10 @@ from tff_partial import phases
 from tff_partial import runtimes
 from tff_partial import terms
 from tff_partial import tiers
+from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.client import local_training
+from tff_partial.client import work as work_lib
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_metrics
@@ -52,7 +54,7 @@ class Client:
     jit: bool = False,
   ):
     self.model = model
-    self._has_copy = phases.needs_personal_copy(work)
+    self._has_copy = work_lib.needs_personal_copy(work)
     self._spec = client_work.example_spec_of(model, work)
 
     def run(weights, examples, count, seed):
@@ -127,8 +129,8 @@ class Client:
 
   def measure(self, done: Any) -> dict[str, float]:
     """The metrics of what was done."""
-    states = client_work.unfinalized_metrics(done)
-    finalizers = client_work.metric_finalizers(self.model)
+    states = client_metrics.unfinalized_metrics(done)
+    finalizers = client_metrics.metric_finalizers(self.model)
     return {
       name: finalize(states[name]).numpy()
       for name, finalize in finalizers.items()
@@ -1210,7 +1212,7 @@ def test_phases_with_other_batches_cannot_take_turns(options):
   with pytest.raises(
     phases.PhaseError, match=f'take turns on each batch differ in {name}: '
   ):
-    phases.check([work], planted.factorization())
+    work_lib.check([work], planted.factorization())
 
 
 @pytest.mark.parametrize('tier', [tiers.GLOBAL, tiers.PERSONAL])
@@ -1220,7 +1222,7 @@ def test_names_of_no_variable_are_refused(tier):
     match=r"variable_filter='user/.\*' names none of the variables that the "
     r"phase could train: \['items/embeddings'\]",
   ):
-    phases.check(
+    work_lib.check(
       [Phase((tier,), variable_filter='user/.*')], planted.factorization()
     )
 

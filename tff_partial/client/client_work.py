@@ -17,12 +17,11 @@ from tff_partial import errors
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
-from tff_partial.client import local_training
 from tff_partial.client import optimizer_slots
+from tff_partial.client import work as work_lib
 from tff_partial.data import examples
 from tff_partial.data import splits
 from tff_partial.model import client_tables
-from tff_partial.model import keras_metrics
 from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.sparse import lookups
@@ -148,41 +147,6 @@ def example_spec_of(
   return spec
 
 
-def metric_finalizers(
-  model: models.PartialModel,
-) -> collections.OrderedDict[str, Any]:
-  """Return, by name, functions from a metric's summed state to its value."""
-  count = tf.function(lambda state: state[0])
-  mean = tf.function(lambda state: tf.math.divide_no_nan(state[0], state[1]))
-  finalizers = collections.OrderedDict({keras_metrics.LOSS: mean})
-  if model.is_regularized:
-    finalizers[keras_metrics.REGULARIZATION] = mean
-  finalizers.update(model.metrics.finalizers())
-  for name in ('num_examples', 'num_clients', 'num_not_finite'):
-    finalizers[name] = count
-  return finalizers
-
-
-def unfinalized_metrics(result: local_training.ClientResult) -> Any:
-  """Return a client's metric states; zeros except a count if not finite."""
-  is_finite = result.is_finite
-  counts = result.num_examples > 0
-  loss, number, *penalty = result.loss
-  states = collections.OrderedDict({keras_metrics.LOSS: [loss, number]})
-  if penalty:
-    # Separate from the loss; Keras's `evaluate` reports the sum of both.
-    states[keras_metrics.REGULARIZATION] = [*penalty, number]
-  states.update(result.metrics)
-  states['num_examples'] = [result.num_examples]
-  states['num_clients'] = [tf.cast(counts, tf.int32)]
-  states = collections.OrderedDict(
-    (name, [tf.where(is_finite, t, tf.zeros_like(t)) for t in tensors])
-    for name, tensors in states.items()
-  )
-  states['num_not_finite'] = [tf.cast(tf.logical_not(is_finite), tf.int32)]
-  return states
-
-
 class ClientWork:
   """The work of every client in a round.
 
@@ -225,7 +189,7 @@ class ClientWork:
     self.client_state = client_state
     self.work = list(work)
     self._scope = tracing.KerasScope()
-    phases.check(self.work, model)
+    work_lib.check(self.work, model)
     if not any(phase.measured for phase in phases.all_phases(self.work)):
       raise CompositionError(
         f'No phase of the {what} is measured, so that no client would have a '
@@ -266,7 +230,7 @@ class ClientWork:
   @property
   def follows_rounds(self) -> bool:
     """True if the work depends on the number of completed rounds."""
-    return phases.follow_rounds(self.work)
+    return work_lib.follow_rounds(self.work)
 
   def computation(
     self, function: Callable[..., Any], sent: Mapping[str, Any]
@@ -348,7 +312,9 @@ class ClientWork:
       new = {n: tf.constant(0) for n in tables.names if n not in num_rows}
       held[tiers.LOCAL] = tables.fit(held[tiers.LOCAL], new, rows, seed)
     weights = tiers.join(shared, held)
-    if phases.needs_personal_copy(self.work) and tiers.PERSONAL not in weights:
+    if (
+      work_lib.needs_personal_copy(self.work) and tiers.PERSONAL not in weights
+    ):
       weights[tiers.PERSONAL] = collections.OrderedDict(
         shared.get(tiers.GLOBAL, {})
       )

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.arguments import optimizers
 
 # A number of rows that no table has, to find optimizer state kept by rows.
 _MANY = 1_000_003
@@ -75,7 +76,7 @@ def descend(
   gradients: Mapping[str, Any],
 ) -> tuple[Any, tiers.NamedTensors, list[tf.Tensor]]:
   """Take one optimizer step; also return the sums of all changed tensors."""
-  by_rows = phases.is_plain_descent(optimizer)
+  by_rows = optimizers.is_plain_descent(optimizer)
   sparse = {
     name: gradient
     for name, gradient in gradients.items()

@@ -9,6 +9,7 @@ from tff_partial import aggregators
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.arguments import optimizers
 from tff_partial.client import client_work
 from tff_partial.client.client_work import CompositionError
 from tff_partial.client_statistics import Join
@@ -39,7 +40,7 @@ def check_joining(aggregator: Any, server_optimizer: Any) -> None:
     )
   if not isinstance(server_optimizer, phases.Optimizer):
     raise CompositionError(
-      f'The server optimizer must be {phases.instead_of(server_optimizer)}'
+      f'The server optimizer must be {optimizers.instead_of(server_optimizer)}'
     )
 
 

@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from tff_partial import groups
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.client import local_training
 from tff_partial.client_statistics import Join
@@ -126,7 +127,7 @@ def client_update(
       ),
       statistics,
       result.group,
-      client_work.unfinalized_metrics(result),
+      client_metrics.unfinalized_metrics(result),
     )
 
 

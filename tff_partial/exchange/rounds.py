@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
+from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.client_statistics import MEMBERS
 from tff_partial.exchange import server_update
@@ -80,7 +81,7 @@ def next_round(parts: RoundParts, state_type: tff.Type) -> tff.Computation:
   """
   _, kept_type, client_type = parts.client.types
   measure = tff.learning.metrics.sum_then_finalize(
-    client_work.metric_finalizers(parts.client.model),
+    client_metrics.metric_finalizers(parts.client.model),
     parts.update.type_signature.result.metrics,
   )
 
@@ -216,7 +217,9 @@ def _broadcast(
     (
       name,
       tff.federated_broadcast(
-        tff.federated_map(_chosen(parts.work_state, name), work_state)
+        tff.federated_map(
+          server_update.chosen(parts.work_state, name), work_state
+        )
       ),
     )
     for name in parts.sent
@@ -231,11 +234,3 @@ def _count_round(work_state: tff.Type) -> tff.Computation:
     return held
 
   return count_round
-
-
-def _chosen(work_state: tff.Type, name: str) -> tff.Computation:
-  @tff.tensorflow.computation(work_state)
-  def choose(held: Any) -> Any:
-    return held[name]
-
-  return choose

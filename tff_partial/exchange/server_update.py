@@ -87,9 +87,7 @@ class JoinUpdates:
     self._chooses: dict[str, tff.Computation] = {}
     if self._aggregation is not None and self._with_update:
       joined = self._aggregation.next.type_signature.result.result.member
-      self._chooses = {
-        name: _chosen(joined, name) for name in self._with_update
-      }
+      self._chooses = {name: chosen(joined, name) for name in self._with_update}
       self._tiers = _chosen_all(joined, tiers)
     if tiers:
       trained_type = server_type
@@ -156,7 +154,9 @@ class JoinUpdates:
     return Joined(weights, statistics, joined.state, finalizer, measurements)
 
 
-def _chosen(structure: tff.Type, name: str) -> tff.Computation:
+def chosen(structure: tff.Type, name: str) -> tff.Computation:
+  """Make `(structure -> its element of that name)`."""
+
   @tff.tensorflow.computation(structure)
   def choose(joined: Any) -> Any:
     return joined[name]

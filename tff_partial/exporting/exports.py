@@ -20,6 +20,7 @@ from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.client import work as work_lib
 from tff_partial.data import splits
 from tff_partial.data import vocabularies as vocabularies_lib
 from tff_partial.exporting import serving
@@ -267,7 +268,7 @@ def _of_process(
       'reconstruction: the epochs of the process follow the rounds, or its '
       'rates do. Give the result of `train`, which says how many were done.'
     )
-  own = phases.personal_phases(work.work, rounds or 0)
+  own = work_lib.personal_phases(work.work, rounds or 0)
   others = {tier for phase in phases.all_phases(own) for tier in phase.train}
   others -= {tiers.LOCAL}
   if others or not own:
@@ -332,7 +333,7 @@ def _work(
         measured=False,
       )
     )
-  phases.check(found, model)
+  work_lib.check(found, model)
   return found
 
 

@@ -12,6 +12,7 @@ from tff_partial import contexts
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.arguments import optimizers
 from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.sparse import rows
@@ -167,7 +168,7 @@ def _moves_by_rows(name: str, work: phases.Work) -> bool:
       for part in work
     )
     and all(
-      phases.is_plain_descent(phase.optimizer_of(tiers.GLOBAL))
+      optimizers.is_plain_descent(phase.optimizer_of(tiers.GLOBAL))
       for phase in training
     )
   )

@@ -18,6 +18,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.arguments import spelling
 from tff_partial.client import client_work
+from tff_partial.client import work as work_lib
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import vocabularies
@@ -288,7 +289,7 @@ def _at_home(
       group.
   """
   work = process.work
-  own = phases.personal_phases(work.work, rounds) if work is not None else []
+  own = work_lib.personal_phases(work.work, rounds) if work is not None else []
   if not own or work is None:
     raise ProgramError(
       "The process trains nothing that is a client's own, so that all clients "

@@ -8,6 +8,7 @@ from typing import Any
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
+from tff_partial.arguments import optimizers
 from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
 from tff_partial.training import evaluation_sets
@@ -112,7 +113,7 @@ def in_words(process: processes.PartialProcess) -> str:
     for field in dataclasses.fields(phase):
       value = getattr(phase, field.name)
       found[f'phase {number}, {field.name}'] = (
-        value.name if field.name == 'on' else phases.in_words(value)
+        value.name if field.name == 'on' else optimizers.in_words(value)
       )
   return json.dumps(found)
 

@@ -223,7 +223,9 @@ class Program:
     """Compute the value of a block, given all values that it reads."""
     return self._evaluator.evaluate(block, self._names(values))
 
-  def aggregation(self, step: Step, values: Values) -> intrinsics.Aggregation:
+  def aggregation(
+    self, step: Step, values: Values
+  ) -> intrinsics.AggregateParts:
     """Return an aggregate's functions, given the values that they read."""
     names = self._names(values)
     return intrinsics.AGGREGATES[step.block.function.uri](

@@ -22,7 +22,7 @@ Evaluate: TypeAlias = Callable[[Block], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Aggregation:
+class AggregateParts:
   """Parts of a `tff.federated_aggregate`, as Python functions.
 
   Attributes:
@@ -42,9 +42,9 @@ class Aggregation:
   accumulator: Nested
 
 
-def _aggregate(parts: Sequence[Block], evaluate: Evaluate) -> Aggregation:
+def _aggregate(parts: Sequence[Block], evaluate: Evaluate) -> AggregateParts:
   value, zero, accumulate, merge, report = parts
-  return Aggregation(
+  return AggregateParts(
     value=lambda: evaluate(value),
     zero=lambda: evaluate(zero),
     accumulate=lambda total, new: evaluate(accumulate)([total, new]),
@@ -54,7 +54,7 @@ def _aggregate(parts: Sequence[Block], evaluate: Evaluate) -> Aggregation:
   )
 
 
-def _sum(value: Block, evaluate: Evaluate) -> Aggregation:
+def _sum(value: Block, evaluate: Evaluate) -> AggregateParts:
   """Build a sum whose accumulator is the list of the leaves' sums."""
   member = value.type_signature.member
   pattern = typed_values.pattern(member)
@@ -66,7 +66,7 @@ def _sum(value: Block, evaluate: Evaluate) -> Aggregation:
     )
     return [a + b for a, b in pairs]
 
-  return Aggregation(
+  return AggregateParts(
     value=lambda: evaluate(value),
     zero=lambda: typed_values.zeros(specs),
     accumulate=add,
@@ -91,7 +91,7 @@ def _secure_sum(
   parts: Sequence[Block],
   evaluate: Evaluate,
   to_maximum: Callable[[tf.Tensor], tf.Tensor] = lambda bound: bound,
-) -> Aggregation:
+) -> AggregateParts:
   """Build a sum that also keeps the largest value seen of each leaf."""
   value, bound = parts
   total = _sum(value, evaluate)
@@ -116,7 +116,7 @@ def _secure_sum(
   def larger(one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]) -> Nested:
     return [tf.maximum(a, b) for a, b in zip(one, other, strict=True)]
 
-  return Aggregation(
+  return AggregateParts(
     value=total.value,
     zero=lambda: [total.zero(), [tf.constant(tf.int64.min)] * count],
     accumulate=lambda old, new: [
@@ -134,7 +134,7 @@ def _secure_sum(
 
 def _secure_sum_bitwidth(
   parts: Sequence[Block], evaluate: Evaluate
-) -> Aggregation:
+) -> AggregateParts:
   def to_maximum(bits: tf.Tensor) -> tf.Tensor:
     return tf.pow(tf.constant(2, tf.int64), tf.cast(bits, tf.int64)) - 1
 
@@ -143,7 +143,7 @@ def _secure_sum_bitwidth(
 
 def _secure_modular_sum(
   parts: Sequence[Block], evaluate: Evaluate
-) -> Aggregation:
+) -> AggregateParts:
   value, modulus = parts
   total = _sum(value, evaluate)
 
@@ -160,7 +160,7 @@ def _secure_modular_sum(
 
 
 # Every intrinsic from the clients to the server.
-AGGREGATES: dict[str, Callable[[Sequence[Block], Evaluate], Aggregation]] = {
+AGGREGATES: dict[str, Callable[[Sequence[Block], Evaluate], AggregateParts]] = {
   'federated_aggregate': _aggregate,
   'federated_secure_sum': _secure_sum,
   'federated_secure_sum_bitwidth': _secure_sum_bitwidth,
