@@ -103,19 +103,6 @@ def build_fed_proto(
       counts=tf.reduce_sum(members, 0),
     )
 
-  def averaged(server: Server, joined: Any) -> Server:
-    counts = joined['counts'][:, tf.newaxis]
-    return server._replace(
-      state=collections.OrderedDict(
-        prototypes=tf.where(
-          counts > 0,
-          tf.math.divide_no_nan(joined['sums'], counts),
-          server.state['prototypes'],
-        ),
-        is_known=tf.logical_or(server.state['is_known'], joined['counts'] > 0),
-      )
-    )
-
   return compose(
     model,
     client_state=client_state.persist_personal,
@@ -127,8 +114,23 @@ def build_fed_proto(
         measured=True,
       )
     ],
-    statistics=[Statistic('prototypes', prototypes, update=averaged)],
+    statistics=[Statistic('prototypes', prototypes, update=_averaged)],
     server_state=first_prototypes,
+  )
+
+
+def _averaged(server: Server, joined: Any) -> Server:
+  """Return the server with the mean prototypes of a cohort, by class."""
+  counts = joined['counts'][:, tf.newaxis]
+  return server._replace(
+    state=collections.OrderedDict(
+      prototypes=tf.where(
+        counts > 0,
+        tf.math.divide_no_nan(joined['sums'], counts),
+        server.state['prototypes'],
+      ),
+      is_known=tf.logical_or(server.state['is_known'], joined['counts'] > 0),
+    )
   )
 
 

@@ -13,8 +13,9 @@ c_i. Batches are those of `training`.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -81,26 +82,7 @@ def build_scaffold(
       'positive.'
     )
 
-  def renewed(client: ClientContext) -> tiers.NamedTensors:
-    """Return the client's new control variate."""
-    steps = outcome_of(client).num_steps[GLOBAL]
-    if option == 1:
-      found = client.computed[_CONTROL]
-    else:
-      moved = tiers.delta(client.received[GLOBAL], client.weights[GLOBAL])
-      way = learning_rate * tf.cast(steps, tf.float32)
-      found = _each(
-        lambda own, shared, moved: (
-          own - shared + tf.math.divide_no_nan(moved, tf.cast(way, moved.dtype))
-        ),
-        client.remembered,
-        client.server,
-        moved,
-      )
-    return _each(
-      lambda new, old: tf.where(steps > 0, new, old), found, client.remembered
-    )
-
+  renewed = functools.partial(_renewed, learning_rate, option)
   controls = client_statistics.Statistic(
     _CONTROL,
     summarize=lambda client: tiers.delta(renewed(client), client.remembered),
@@ -132,13 +114,7 @@ def build_scaffold(
   return compose(
     model,
     work=work,
-    client_state=client_state.ClientState(
-      first=lambda model, seed: _zeros(model),
-      recall=lambda model, remembered, received, seed: (
-        collections.OrderedDict()
-      ),
-      keep=renewed,
-    ),
+    client_state=_memory(renewed),
     statistics=[controls],
     server_state=_zeros,
     aggregation=dataclasses.replace(
@@ -150,6 +126,40 @@ def build_scaffold(
 
 
 build_scaffold_eval = partial_training.build_evaluation
+
+
+def _renewed(
+  learning_rate: float, option: int, client: ClientContext
+) -> tiers.NamedTensors:
+  """Return the client's new control variate."""
+  steps = outcome_of(client).num_steps[GLOBAL]
+  if option == 1:
+    found = client.computed[_CONTROL]
+  else:
+    moved = tiers.delta(client.received[GLOBAL], client.weights[GLOBAL])
+    way = learning_rate * tf.cast(steps, tf.float32)
+    found = _each(
+      lambda own, shared, moved: (
+        own - shared + tf.math.divide_no_nan(moved, tf.cast(way, moved.dtype))
+      ),
+      client.remembered,
+      client.server,
+      moved,
+    )
+  return _each(
+    lambda new, old: tf.where(steps > 0, new, old), found, client.remembered
+  )
+
+
+def _memory(
+  renewed: Callable[[ClientContext], tiers.NamedTensors],
+) -> client_state.ClientState:
+  """Return the state of a client that remembers its control variate."""
+  return client_state.ClientState(
+    first=lambda model, seed: _zeros(model),
+    recall=lambda model, remembered, received, seed: collections.OrderedDict(),
+    keep=renewed,
+  )
 
 
 def _zeros(model: models.PartialModel) -> tiers.NamedTensors:

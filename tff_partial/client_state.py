@@ -163,14 +163,7 @@ def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
     ),
     recall=lambda model, remembered, received, seed: collections.OrderedDict(
       client_state.recall(
-        model,
-        collections.OrderedDict(
-          (name, value)
-          for name, value in remembered.items()
-          if name != tiers.CLIENT_VALUES
-        ),
-        received,
-        seed,
+        model, _without(remembered, tiers.CLIENT_VALUES), received, seed
       ),
       **{tiers.CLIENT_VALUES: remembered[tiers.CLIENT_VALUES]},
     ),
@@ -179,4 +172,40 @@ def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
       **{tiers.CLIENT_VALUES: client.weights[tiers.CLIENT_VALUES]},
     ),
     is_frozen=client_state.is_frozen,
+  )
+
+
+def persist_computed(
+  client_state: ClientState, name: str, first: Callable[[], Any]
+) -> ClientState:
+  """Return a state with also what clients computed in their last round.
+
+  Args:
+    client_state: The rest of the state, a mapping.
+    name: Name of the `Compute`, whose result is a mapping.
+    first: Makes the mapping of a client that never took part. Of the results,
+      those of its names are kept.
+  """
+  return ClientState(
+    first=lambda model, seed: collections.OrderedDict(
+      client_state.first(model, seed), **{name: first()}
+    ),
+    recall=lambda model, remembered, received, seed: client_state.recall(
+      model, _without(remembered, name), received, seed
+    ),
+    keep=lambda client: collections.OrderedDict(
+      client_state.keep(client),
+      **{
+        name: collections.OrderedDict(
+          (key, client.computed[name][key]) for key in client.remembered[name]
+        )
+      },
+    ),
+    is_frozen=client_state.is_frozen,
+  )
+
+
+def _without(remembered: Any, name: str) -> Any:
+  return collections.OrderedDict(
+    (key, value) for key, value in remembered.items() if key != name
   )

@@ -147,9 +147,28 @@ def compose(
     update.type_signature.result,
     [s for s in statistics if s.join is Join.WITH_UPDATE],
   )
-  parts = rounds.RoundParts(
-    client, first_round, tuple(sent), update, updates, exchanges
+  return _process(
+    rounds.RoundParts(
+      client, first_round, tuple(sent), update, updates, exchanges
+    ),
+    sent_tiers,
+    aggregator,
+    postprocess_update,
+    client.tables.names if by_rows else (),
+    server_state,
   )
+
+
+def _process(
+  parts: rounds.RoundParts,
+  sent_tiers: Sequence[str],
+  aggregator: AggregationFactory,
+  postprocess_update: PostprocessUpdate | None,
+  rows_of: Sequence[str],
+  server_state: ServerState | None,
+) -> PartialProcess:
+  """Return the process of a round's parts."""
+  client, exchanges = parts.client, parts.exchanges
   initialize = rounds.initialize(parts)
   get_weights, set_weights = weight_accessors(
     initialize.type_signature.result.member, client.types[0]
@@ -160,19 +179,21 @@ def compose(
     initialize_client=client.initialize_client,
     get_model_weights=get_weights,
     set_model_weights=set_weights,
-    model=model,
+    model=client.model,
     example_spec=client.example_spec,
     sent=sent_tiers,
     sent_beside={
       one.statistic.name: one.own_type
       for one in sorted(exchanges, key=lambda one: not one.is_with_update)
     },
-    loaded_beside=_loaded_beside(client, work_state, sent, exchanges),
+    loaded_beside=_loaded_beside(
+      client, parts.work_state, parts.sent, exchanges
+    ),
     mechanism=mechanism(aggregator, postprocess_update),
     is_noised=bool(mechanisms_of(aggregator, postprocess_update)),
     work=client,
     server_state=server_state,
-    rows_of=client.tables.names if by_rows else (),
+    rows_of=rows_of,
   )
 
 

@@ -266,6 +266,29 @@ def _round_counter() -> tuple[tff.Computation, tff.Computation]:
   return first, following
 
 
+def _check_sequences(evaluation: evaluation_lib.Evaluation) -> None:
+  """Check that clients of an evaluation need nothing but sequences."""
+  kept_type = evaluation.initialize_client.type_signature.result
+  _check_forgets(kept_type, 'evaluation')
+  if evaluation.server_type is not None:
+    raise client_work.CompositionError(
+      "Clients of this evaluation read the server's state, "
+      f"{evaluation.server_type}, for which TFF's program has no place. Use "
+      '`tff_partial.evaluate(..., server_state=...)`.'
+    )
+
+
+def _evaluation_state(weights: Any, number: Any, pooled: Any) -> Any:
+  """Return the state of an evaluation, within a federated computation."""
+  nothing = tff.federated_value((), tff.SERVER)
+  work_state = collections.OrderedDict(round=number, metrics=pooled)
+  return tff.federated_zip(
+    templates.LearningAlgorithmState(
+      weights, nothing, work_state, nothing, nothing
+    )
+  )
+
+
 def as_evaluation_process(
   evaluation: evaluation_lib.Evaluation,
   element_spec: Any = None,
@@ -292,14 +315,7 @@ def as_evaluation_process(
     CompositionError: If clients read the server's state.
     CompositionError: If batches lack a field, or have one of another type.
   """
-  kept_type = evaluation.initialize_client.type_signature.result
-  _check_forgets(kept_type, 'evaluation')
-  if evaluation.server_type is not None:
-    raise client_work.CompositionError(
-      "Clients of this evaluation read the server's state, "
-      f"{evaluation.server_type}, for which TFF's program has no place. Use "
-      '`tff_partial.evaluate(..., server_state=...)`.'
-    )
+  _check_sequences(evaluation)
   pack = _packing(evaluation.example_spec, element_spec, seed)
   model = evaluation.model
   weights_type = client_work.weights_type(model)
@@ -317,18 +333,9 @@ def as_evaluation_process(
     nothing: Any = collections.OrderedDict()
     return evaluation.measure(weights, nothing, pack(number, batches))[0]
 
-  def state_of(weights: Any, number: Any, pooled: Any) -> Any:
-    nothing = tff.federated_value((), tff.SERVER)
-    work_state = collections.OrderedDict(round=number, metrics=pooled)
-    return tff.federated_zip(
-      templates.LearningAlgorithmState(
-        weights, nothing, work_state, nothing, nothing
-      )
-    )
-
   @tff.federated_computation
   def initialize() -> Any:
-    return state_of(
+    return _evaluation_state(
       tff.federated_eval(initial_weights, tff.SERVER),
       tff.federated_eval(first_round, tff.SERVER),
       pool.initialize(),
@@ -358,7 +365,8 @@ def as_evaluation_process(
     )
     number = tff.federated_map(count_round, number)
     return templates.LearningProcessOutput(
-      state_of(weights, number, pooled.state), tff.federated_zip(metrics)
+      _evaluation_state(weights, number, pooled.state),
+      tff.federated_zip(metrics),
     )
 
   return templates.LearningProcess(

@@ -155,14 +155,6 @@ def build_hpfl(
   if drafts:
     statistics += [drafts.statistic(model, table) for table in tables]
 
-  def server_state(model: models.PartialModel) -> Any:
-    state = collections.OrderedDict({_THRESHOLD: tf.zeros([attributes.number])})
-    if drafts:
-      state[drafts_lib.CENTERS] = drafts_lib.first_centers(
-        model, tables, drafts.num_centers
-      )
-    return state
-
   return compose(
     model,
     client_state=_memory(attributes.number),
@@ -175,7 +167,7 @@ def build_hpfl(
       Compute(_ACCURACY, sharing.accuracy, on=measure_on),
     ],
     statistics=statistics,
-    server_state=server_state,
+    server_state=lambda model: _first_state(model, attributes, drafts, tables),
     aggregation=dataclasses.replace(
       aggregation, client_weighting=ClientWeighting.UNIFORM
     ),
@@ -349,40 +341,34 @@ def _own(variables: Sequence[str], client: ClientContext) -> tiers.NamedTensors:
   )
 
 
+def _first_state(
+  model: models.PartialModel,
+  attributes: Attributes,
+  drafts: drafts_lib.Centers | drafts_lib.Sums | None,
+  tables: Sequence[str],
+) -> Any:
+  """Return the server's first state: thresholds, and centers of drafts."""
+  state = collections.OrderedDict({_THRESHOLD: tf.zeros([attributes.number])})
+  if drafts:
+    state[drafts_lib.CENTERS] = drafts_lib.first_centers(
+      model, tables, drafts.num_centers
+    )
+  return state
+
+
 def _memory(num_attributes: int) -> client_state.ClientState:
   """Return a state of the client's model and its accuracy on each attribute."""
-  model_of = client_state.persist_personal
-
-  def first(model: models.PartialModel, seed: tf.Tensor) -> Any:
-    kept = collections.OrderedDict(model_of.first(model, seed))
-    kept[_ACCURACY] = collections.OrderedDict(
+  return client_state.persist_computed(
+    client_state.persist_personal,
+    _ACCURACY,
+    lambda: collections.OrderedDict(
       {
         _ON_EACH: tf.zeros([num_attributes]),
         _ON_ALL: tf.constant(0.0),
         _TRAINED: tf.constant(False),
       }
-    )
-    return kept
-
-  def recall(
-    model: models.PartialModel,
-    remembered: Any,
-    received: tiers.Weights,
-    seed: tf.Tensor,
-  ) -> tiers.Weights:
-    held = collections.OrderedDict(remembered)
-    del held[_ACCURACY]
-    return model_of.recall(model, held, received, seed)
-
-  def keep(client: ClientContext) -> Any:
-    kept = collections.OrderedDict(model_of.keep(client))
-    measured = client.computed[_ACCURACY]
-    kept[_ACCURACY] = collections.OrderedDict(
-      (name, measured[name]) for name in client.remembered[_ACCURACY]
-    )
-    return kept
-
-  return client_state.ClientState(first, recall, keep)
+    ),
+  )
 
 
 def _check(
