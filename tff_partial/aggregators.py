@@ -270,10 +270,7 @@ class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
     def merge(one: Any, other: Any) -> Any:
       return one + other
 
-    @tff.tensorflow.computation(total_type)
-    def report(total: Any) -> Any:
-      return total
-
+    report = tff.tensorflow.computation(lambda total: total, total_type)
     return accumulating(value_type, zero, accumulate, merge, report)
 
 
@@ -294,13 +291,6 @@ def by_name(
     SettingError: On `create`, if an expression matches no variable.
   """
   return ByNameFactory(apart, rest or MeanFactory())
-
-
-def joining(factory: Factory, name: str) -> Factory:
-  """Return a variable's factory: a part of `by_name`, else the given one."""
-  if not isinstance(factory, ByNameFactory):
-    return factory
-  return factory.parts[factory.part_of(name)]
 
 
 class ByNameFactory(WeightedFactory):

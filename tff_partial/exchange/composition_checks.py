@@ -187,7 +187,9 @@ def check_members(
       'train the tier GROUP of a model that has groups.'
     )
   for name in names:
-    joins = aggregators.joining(aggregator, name)
+    joins = aggregator
+    if isinstance(aggregator, aggregators.ByNameFactory):
+      joins = aggregator.parts[aggregator.part_of(name)]
     if not isinstance(joins, aggregators.WeightedFactory):
       raise CompositionError(
         f'mean_of_members: {type(joins).__name__}, which joins {name!r}, does '
