@@ -191,38 +191,6 @@ def test_the_cohort_runtime_makes_the_same_of_rows(pair, runtime):
 
 
 @pytest.mark.slow
-def test_any_number_of_threads_makes_the_same_bits(process, runtime, jit):
-  wanted = _two_rounds(process, runtime)
-  for threads in (1, 4):
-    other = runtimes.cohort(jit=jit, threads=threads)
-    planted.assert_same(_two_rounds(process, other), wanted)
-
-
-@pytest.mark.slow
-def test_padding_changes_nothing(process, runtime):
-  planted.assert_same(
-    _two_rounds(process, runtime),
-    _two_rounds(process, runtime, capacities=[100]),
-  )
-
-
-@pytest.mark.slow
-def test_a_spoilt_client_counts_for_nothing(process, runtime):
-  # The square of its error is no finite number.
-  diverging = {'x': np.array([1, 2]), 'y': np.array([1.0, 1e30], np.float32)}
-  few = dict(list(_CLIENTS.items())[:5])
-  more = {**few, 'diverging': diverging}
-  wanted, output = (
-    _two_rounds(process, runtime, clients, capacities=[40])
-    for clients in (few, more)
-  )
-  planted.assert_same(
-    output.state.global_model_weights, wanted.state.global_model_weights
-  )
-  assert planted.train_metrics(output)['num_not_finite'] == 1
-
-
-@pytest.mark.slow
 def test_an_id_that_the_table_lacks_is_an_error(process):
   outside = {'x': np.array([planted.NUM_ITEMS]), 'y': np.zeros([1], np.float32)}
   clients = {'outside': outside}

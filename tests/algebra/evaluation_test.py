@@ -12,7 +12,6 @@ from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import client_state
 from tff_partial import evaluation
-from tff_partial import groups
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.client import client_work
@@ -292,11 +291,6 @@ def test_a_client_of_one_class_has_no_area_under_a_curve():
   assert 0.5 < found.metrics['auc'] < 1.0
 
 
-def test_a_summary_of_nobody_is_empty():
-  assert evaluation.summarize([]) == {}
-  assert evaluation.summarize([{'rmse': 0.0, 'num_clients': 0}]) == {}
-
-
 # ---- refusals ----------------------------------------------------------------
 
 
@@ -308,13 +302,4 @@ def test_an_evaluation_that_measures_nothing_is_refused():
       planted.factorization(),
       client_state=client_state.stateless,
       work=[Phase()],
-    )
-
-
-def test_a_model_with_groups_is_refused():
-  with pytest.raises(groups.GroupError, match='has no groups'):
-    evaluation.build_evaluation(
-      planted.factorization(group='items', num_groups=2),
-      client_state=client_state.stateless,
-      work=[Phase((), measured=True)],
     )

@@ -15,7 +15,6 @@ import tensorflow_federated as tff
 
 from tff_partial import composition
 from tff_partial import evaluation
-from tff_partial import learning_process
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial.algorithms import fed_recon
@@ -194,19 +193,6 @@ def test_rounds_equal_those_on_packed_clients(process, fields, batch_size):
   assert metrics['client_work']['train']['num_clients'] == 4
 
 
-@pytest.mark.slow
-def test_a_client_without_examples_counts_for_nothing(face):
-  datasets = [
-    as_dataset(client, batch_size=3, fields='x y time')
-    for client in CLIENTS.values()
-  ]
-  state = face.initialize()
-  alone, metrics = face.next(state, datasets)
-  joined, others = face.next(state, [*datasets, datasets[0].take(0)])
-  assert_same(alone.global_model_weights, joined.global_model_weights)
-  assert_same(metrics['client_work'], others['client_work'])
-
-
 def test_weights_can_be_set(face):
   state = face.initialize()
   weights = face.get_model_weights(state)
@@ -303,24 +289,6 @@ def test_seeds_of_clients_tell_them_apart():
     seed_of(values, seed=1),
   }
   assert len(found) == 4 + len(others)
-
-
-@pytest.mark.parametrize('dtype', [np.float32, np.float64, np.int64])
-def test_fingerprints_of_small_numbers_hardly_ever_agree(dtype):
-  # Clients with three ratings each: the numbers differ in few bits.
-  ratings = np.random.default_rng(0).permutation(40**3)[:2_000]
-  ratings = np.stack([ratings // 1600, ratings // 40 % 40, ratings % 40], 1)
-
-  @tf.function
-  def fingerprints(clients):
-    return tf.map_fn(
-      learning_process._fingerprint, clients, fn_output_signature=tf.int32
-    )
-
-  seen = fingerprints(tf.constant(ratings.astype(dtype)))
-  assert len(np.unique(seen)) >= len(ratings) - 1
-  shares = [np.mean(np.bitwise_and(seen, 1 << bit) != 0) for bit in range(31)]
-  np.testing.assert_allclose(shares, 0.5, atol=0.06)
 
 
 @pytest.mark.slow

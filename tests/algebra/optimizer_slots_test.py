@@ -9,8 +9,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
-from tests.support import small_runs
-import tff_partial
 from tff_partial import algorithms
 from tff_partial import client_state
 from tff_partial import client_statistics
@@ -18,14 +16,11 @@ from tff_partial import composition
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import processes
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import optimizer_slots
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
-from tff_partial.training.client_store import sqlite_backend
 
 optimizers = tff.learning.optimizers
 _OWN = 'user/vector'
@@ -114,19 +109,6 @@ def test_they_are_one_round_of_ten_and_not_two_that_begin_anew():
   planted.assert_close(_vectors(kept), _vectors(whole))
   for one, other in zip(_vectors(kept), _vectors(anew), strict=True):
     assert abs(one - other).max() > 1e-3
-
-
-@pytest.mark.slow
-def test_lanes_keep_the_same():
-  process = _process(optimizers.build_adam(_RATE), slots='kept')
-  _, one = _train(process, 2)
-  with cohort_in_lanes(2):
-    _, two = _train(process, 2)
-  tf.nest.map_structure(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
-    one,
-    two,
-  )
 
 
 @pytest.mark.slow
@@ -245,59 +227,6 @@ def test_a_schedule_counts_steps_in_a_round_or_in_a_life(slots, counted):
   process = _process(scheduled, slots=slots)
   wanted = _descended(process, [_RATE / count for count in counted])
   planted.assert_close(_vectors(_train(process, 2)[1]), wanted, 1e-5)
-
-
-# ---- runs and measurements ---------------------------------------------------
-
-
-def _world() -> small_runs.World:
-  """Clients who keep slots, measured by what else they remember."""
-  scheduled = optimizers.schedule_learning_rate(
-    optimizers.build_adam(_RATE), _falling
-  )
-  model = small_runs.build_model()
-  return small_runs.World(
-    algorithms.build_fed_alt(
-      model,
-      personal=Phase(optimizer=scheduled, slots='kept', epochs=2),
-      shared=Phase(
-        optimizer=sgd(0.3),
-        rate_factor=lambda done: 0.5 ** tf.cast(done, tf.float32),
-      ),
-    ),
-    algorithms.build_fed_alt_eval(model),
-    remembering=True,
-  )
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_keeps_the_same(tmp_path, monkeypatch):
-  world = _world()
-  with runtimes.cohort(jit=False):
-    whole = world.train()
-    # The clients of round 6 are saved, the server of round 3.
-    save = sqlite_backend.Versions, 'save', 2
-    with small_runs.killed(*save, monkeypatch, before=False):
-      world.train(output_dir=tmp_path)
-    again = world.train(output_dir=tmp_path)
-    small_runs.assert_same(again, whole)
-    ids = world.clients.client_ids
-    one, two = (list(run.client_store.read(ids)) for run in (again, whole))
-    assert small_runs.flat(one) == small_runs.flat(two)
-    steps = [
-      state['slots']['phase_0_0'][tiers.LOCAL]['round_num'] for state in one
-    ]
-    assert max(steps) > 2  # Some took part more than once.
-    # What is measured is what they remember.
-    (client, *_), store = ids, whole.best_client_store
-    keras = tff_partial.personalise(whole, world.clients, client)
-    held = store.read([client])[0]['held']
-    (kernel,) = keras.get_layer('user').get_weights()
-    np.testing.assert_array_equal(kernel, held['user/kernel'])
-    measured = tff_partial.evaluate(
-      world.validation, whole.best_weights, client_store=store
-    )
-    assert measured['mae'] == pytest.approx(whole.best_validation['mae'])
 
 
 # ---- refusals ----------------------------------------------------------------

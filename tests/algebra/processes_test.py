@@ -11,7 +11,6 @@ import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import aggregators
-from tff_partial import assignments
 from tff_partial import client_state
 from tff_partial import client_statistics
 from tff_partial import composition
@@ -492,10 +491,6 @@ def _without_global() -> models.PartialModel:
       r'must be a factory such as `tff.aggregators.MeanFactory\(\)`, found',
     ),
     (
-      {'aggregation': Aggregation(aggregator='mean')},
-      'must be a factory .*, found str',
-    ),
-    (
       {'server_optimizer': tf.keras.optimizers.SGD()},
       r'server optimizer must be one of `tff.learning.optimizers`, for example '
       r'`tff.learning.optimizers.build_sgdm\(0.01\)`; found SGD',
@@ -504,18 +499,10 @@ def _without_global() -> models.PartialModel:
       {'work': [Phase(), Phase((tiers.LOCAL,))]},
       'No phase of the round is measured, so that no client would have',
     ),
-    ({'work': []}, 'No phase of the round is measured'),
     (
       {'aggregation': Aggregation(aggregator=_PRIVATE), 'statistics': _SCALED},
       "The statistic 'weight': clients would send it exactly, .* Leave it out, "
       'join it WITH_UPDATE',
-    ),
-    (
-      {
-        'aggregation': Aggregation(aggregator=_PRIVATE),
-        'statistics': [assignments.following(groups.Assign(lambda _: 0))],
-      },
-      "The statistic 'moves': clients would send it exactly",
     ),
     (
       {

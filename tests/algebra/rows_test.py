@@ -97,20 +97,3 @@ def test_rows_stand_for_a_table_that_is_only_looked_up():
   one, other = lookups['table']
   np.testing.assert_array_equal(one, [70, 30])
   np.testing.assert_array_equal(other, [[70]])
-
-
-@pytest.mark.parametrize(
-  'use',
-  [
-    lambda table: tf.nn.embedding_lookup(table, [0], max_norm=1.0),
-    lambda table: tf.gather(table, [0], axis=1),
-    lambda table: tf.gather(table, [[0]], batch_dims=1),
-    lambda table: tf.reduce_sum(table),
-    lambda table: table * 2.0,
-    lambda table: tf.convert_to_tensor(table),
-  ],
-)
-def test_rows_cannot_be_used_otherwise(use):
-  table = rows.Rows('table', 9, tf.ones([1, 1]), ())
-  with rows.reading(), pytest.raises((TypeError, ValueError)):
-    use(table)

@@ -8,10 +8,8 @@ import pytest
 from sklearn import cluster
 from sklearn import datasets
 import tensorflow as tf
-import tensorflow_federated as tff
 import threadpoolctl
 
-from tff_partial import runtimes
 from tff_partial.clustering import first_centers
 from tff_partial.clustering import k_means as clustering
 from tff_partial.errors import SettingError
@@ -128,12 +126,6 @@ def test_as_good_as_scikit_learn():
   assert worst < 1.01
 
 
-@pytest.mark.slow
-def test_a_tenth_of_the_rows_as_centers_is_better_than_scikit_learn():
-  rows = _uniform(0, 300)
-  assert _found(rows, 30).inertia < 0.99 * _scikit_learn(rows, 30)
-
-
 def test_results_belong_together():
   rows = _uniform(1, 200).astype(np.float32)
   found = _found(rows, 20)
@@ -162,13 +154,6 @@ def test_centers_are_means_also_if_iterations_end_early():
     np.testing.assert_allclose(
       found.centers[place], rows[found.assignment == place].mean(0), atol=1e-6
     )
-
-
-@pytest.mark.slow
-def test_more_restarts_are_never_worse():
-  for seed in range(5):
-    rows = _uniform(seed, 150)
-    assert _found(rows, 12).inertia <= _found(rows, 12, restarts=1).inertia
 
 
 def test_rows_far_from_the_origin():
@@ -205,23 +190,6 @@ def test_the_center_of_one_row_is_that_row():
   for row, place in zip(rows, found.assignment, strict=True):
     np.testing.assert_array_equal(found.centers[place], row)
   assert found.inertia == 0.0
-
-
-def test_the_capacity_may_follow_from_a_shape():
-  rows = tf.constant([[1.0], [2.0], [7.0], [8.0]])
-  found, expected = (
-    clustering.k_means(
-      rows, tf.ones([4], tf.bool), capacity, 2, _SEED, restarts=1
-    )
-    for capacity in (rows[:3, 0], 3)
-  )
-  for one, other in zip(found, expected, strict=True):
-    np.testing.assert_array_equal(one, other)
-  assert found.centers.shape == (3, 1)
-
-
-def test_no_center_is_wanted():
-  assert not _found([[1.0], [2.0]], 0).is_real.any()
 
 
 def test_centers_of_few_rows_are_not_real():
@@ -262,35 +230,7 @@ def test_an_empty_cluster_takes_the_farthest_row():
   np.testing.assert_array_equal(found[:4], [0, 0, 0, 1])
 
 
-def test_equal_rows_move_one_after_the_other():
-  # Both gain alike. If both moved, nothing would be gained.
-  points, is_row = _blocks([3.0, 3.0, 0.0, 6.0])
-  first = tf.pad(tf.constant([0, 0, 0, 1]), [[0, len(points) - 4]])
-  is_center = tf.constant([True, True])
-  found = clustering.exchange(points, is_row, first, is_center, 1)
-  assert np.sum(found != first) <= 1
-
-
 # ---- the first centers -------------------------------------------------------
-
-
-def test_rows_come_first_in_proportion_to_weights():
-  weights = tf.constant([1.0, 0.0, 2.0, 5.0])
-  seeds = tf.stack([tf.range(4000), tf.zeros([4000], tf.int32)], -1)
-
-  @tf.function(autograph=False)
-  def race_each(seeds):
-    return tf.map_fn(
-      lambda seed: first_centers.race(weights, seed),
-      seeds,
-      fn_output_signature=tf.float32,
-    )
-
-  times = race_each(seeds).numpy()
-  assert np.isinf(times[:, 1]).all()
-  shares = np.bincount(times.argmin(1), minlength=4) / 4000
-  # Three standard deviations of a share are 0.024 at most.
-  np.testing.assert_allclose(shares, [1 / 8, 0, 2 / 8, 5 / 8], atol=0.024)
 
 
 def test_first_centers_differ_from_one_another():
@@ -300,39 +240,6 @@ def test_first_centers_differ_from_one_another():
   )
   np.testing.assert_array_equal(is_real, [True] * 3 + [False] * 3)
   assert sorted(centers[:3, 0].numpy()) == [1.0, 4.0, 8.0]
-
-
-def test_any_rows_may_be_first_centers():
-  points, is_row = _blocks([1.0, 2.0, 4.0, 8.0])
-  times = np.zeros(4, int)
-  for seed in range(100):
-    centers, is_real = first_centers.any_rows(
-      points, is_row, 6, tf.constant(2), np.array([seed, 0], np.int32)
-    )
-    np.testing.assert_array_equal(is_real, [True] * 2 + [False] * 4)
-    chosen = np.log2(centers[:2, 0].numpy()).astype(int)
-    assert chosen[0] != chosen[1]
-    times[chosen] += 1
-  # Each is chosen with probability one half, give or take three deviations.
-  assert ((times > 35) & (times < 65)).all()
-
-
-def test_more_centers_than_rows():
-  points, is_row = _blocks([1.0, 2.0])
-  centers, is_real = first_centers.any_rows(
-    points, is_row, 2000, tf.constant(1500), _SEED
-  )
-  assert centers.shape == (2000, 1) and is_real.numpy().sum() == 2
-  assert sorted(centers[:2, 0].numpy()) == [1.0, 2.0]
-
-
-@pytest.mark.slow
-def test_any_first_centers_come_near_to_those_far_apart():
-  rows = _uniform(2, 300)
-  far, near = (
-    _found(rows, 30, init=init, restarts=1).inertia for init in clustering.INITS
-  )
-  assert near < 1.05 * far
 
 
 # ---- the same numbers everywhere ---------------------------------------------
@@ -375,38 +282,6 @@ def test_the_seed_decides():
   assert not np.array_equal(once.assignment, elsewhere.assignment)
 
 
-@pytest.mark.slow
-def test_clients_of_other_sizes_in_one_computation():
-  @tff.tensorflow.computation(tff.TensorType(np.float32, [None, 2]))
-  def cluster_rows(rows):
-    found = clustering.k_means(
-      rows, tf.ones(tf.shape(rows)[:1], tf.bool), 3, 2, _SEED, restarts=1
-    )
-    return found.centers, found.counts
-
-  computation = tff.federated_computation(
-    lambda clients: tff.federated_map(cluster_rows, clients),
-    tff.FederatedType(cluster_rows.type_signature.parameter, tff.CLIENTS),
-  )
-  clients = [
-    np.array([[0, 0], [0, 2], [9, 9]], np.float32),
-    np.array([[4, 4], [8, 8], [8, 8], [8, 8], [8, 8]], np.float32),
-  ]
-  compiled = runtimes.cohort(jit=True)
-  for runtime in (compiled, runtimes.native()):
-    with runtime:
-      found = computation(clients)
-    for (centers, counts), expected in zip(
-      found,
-      ([(0, 0, 0), (0, 1, 2), (9, 9, 1)], [(0, 0, 0), (4, 4, 1), (8, 8, 4)]),
-      strict=True,
-    ):
-      rows = np.column_stack([centers, counts])
-      assert sorted(map(tuple, rows)) == expected
-  # XLA was never in doubt.
-  assert set(compiled.choices.values()) == {True}
-
-
 # ---- sums of the nearest rows ------------------------------------------------
 
 
@@ -436,17 +311,6 @@ def test_sums_of_clients_make_a_step_of_lloyds_algorithm():
   )
   means = sums[:2, 0] / counts[:2]
   np.testing.assert_array_equal(means, [2.0, 10.0])
-
-
-def test_no_center_sums_nothing():
-  sums, counts = clustering.sums_and_counts(
-    np.ones([2, 3], np.float32),
-    np.ones(2, bool),
-    np.ones([4, 3], np.float32),
-    np.zeros(4, bool),
-  )
-  assert not np.any(sums)
-  assert not np.any(counts)
 
 
 # ---- refusals ----------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import baselines
 from baselines import p_fed_km
@@ -213,34 +212,6 @@ def test_heads_are_averaged_over_all_clients(of_type):
   assert [each['group'] for each in kept] == [1, 2]
 
 
-@pytest.mark.slow
-def test_one_group_is_no_groups():
-  everybody = groups.by_attribute(lambda held: tf.zeros_like(held['y'][:, 0]))
-  clients = {'one': _client(0, 3.0, 1.0), 'two': _client(0, 0.5)}
-  found, expected = (
-    composition.compose(
-      model,
-      client_state=client_state.persist_local,
-      work=[
-        *assign,
-        Phase(
-          tuple(model.tiers),
-          optimizer=sgd(0.1),
-          batch_size=1,
-          measured=True,
-        ),
-      ],
-    )
-    for model, assign in (
-      (_model(num_groups=1), [everybody]),
-      (_model(group=None, num_groups=0), []),
-    )
-  )
-  weights, kept = _after(found, clients)
-  weights['head/kernel'] = weights['head/kernel'][0]
-  planted.assert_same((weights, kept), _after(expected, clients))
-
-
 # ---- section 3.3.2: prototypes -----------------------------------------------
 
 
@@ -391,26 +362,6 @@ def test_clients_form_their_embedding_before_they_join():
   )
 
 
-@pytest.mark.slow
-def test_the_servers_optimizer_may_leave_nodes_alone():
-  how = assignments.by_map(PARTS, rate=0.5, server_rate=2.0, radius=0.0)
-  process = _process(
-    how,
-    server_optimizer=tff.learning.optimizers.build_adam(0.125),
-    training=dataclasses.replace(
-      _TRAINING, optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.0)}
-    ),
-  )
-  weights, _ = _after(process, {'one': _client(2, 3.0)})
-  # All the way from 0 to e = 1, where Adam's first step is its rate.
-  np.testing.assert_allclose(
-    weights['prototypes/vectors'], [[1.0], [2.0], [5.0]]
-  )
-  np.testing.assert_allclose(
-    weights['head/kernel'][:, 0, 0], [0.625, 0.5, 0.5], rtol=1e-5
-  )
-
-
 @pytest.mark.parametrize(
   ('moves', 'expected'),
   [
@@ -423,24 +374,6 @@ def test_the_servers_optimizer_may_leave_nodes_alone():
 def test_heads_follow_their_clients(moves, expected):
   followed = groups.inherit_weights({'head': tf.range(3.0)}, tf.constant(moves))
   np.testing.assert_array_equal(followed['head'], expected)
-
-
-@pytest.mark.slow
-def test_heads_follow_clients_whose_node_has_jumped():
-  # All clients are at 1 and join the first node, 0; by the round's end it has
-  # gone past them and the second is nearer, so that gets the head they trained.
-  process = _process(
-    assignments.by_map(PARTS, rate=8.0, radius=0.0),
-    training=dataclasses.replace(
-      _TRAINING, optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.0)}
-    ),
-  )
-  weights, kept = _after(process, {'one': _client(0, 3.0)})
-  assert kept[0]['group'] == 0
-  np.testing.assert_allclose(
-    weights['prototypes/vectors'][:, 0], [8.0, 2.0, 5.0]
-  )
-  np.testing.assert_allclose(weights['head/kernel'][:, 0, 0], [0.75, 0.75, 0.5])
 
 
 # ---- Table 1: everybody a head of their own ----------------------------------
@@ -699,17 +632,6 @@ def test_new_clients_train_their_embedding_through_the_global_head(of_type):
   np.testing.assert_array_equal(found['encoder/kernel'], [[0.5], [0.5]])
 
 
-# ---- runtimes ----------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_runtimes_agree(triplet):
-  clients = {'one': _client(0, 0.5, 1.0), 'two': _client(2, 1.0)}
-  expected = _after(triplet, clients)
-  with runtimes.native():
-    planted.assert_close(_after(triplet, clients), expected)
-
-
 # ---- what does not fit -------------------------------------------------------
 
 
@@ -775,11 +697,3 @@ def test_parts_that_are_missing_are_named(build, lacks, message):
   parts = PARTS.__class__(**{**vars(PARTS), **lacks})
   with pytest.raises(groups.GroupError, match=message):
     build(parts)
-
-
-def test_centers_are_restored_from_their_configuration():
-  layer = layers.Centers(4, 3, initializer='ones', name='centers')
-  again = layers.Centers.from_config(layer.get_config())
-  np.testing.assert_array_equal(again(tf.constant([[3.0]])), [[3.0]])
-  assert again.name == 'centers'
-  np.testing.assert_array_equal(again.vectors, np.ones([4, 3]))

@@ -13,11 +13,9 @@ import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import algorithms
-from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
 from tff_partial.data import splits
 from tff_partial.model import models
@@ -366,46 +364,6 @@ def test_tff_comes_to_the_same_weights(build, clients, mine, theirs):
     assert abs(tensor - first[name]).max() > 1e-3
 
 
-@pytest.mark.slow
-def test_without_a_local_part_it_is_federated_averaging():
-  clients = _dense_clients()
-  batch_size = 4
-  model = planted.factorization(_dense, local=None)
-  process = algorithms.build_fed_recon(
-    model, split=splits.same(), batch_size=batch_size, update_epochs=2
-  )
-
-  def model_fn():
-    return tff.learning.models.from_keras_model(
-      _dense(),
-      loss=tf.keras.losses.MeanSquaredError(),
-      input_spec=_input_spec(clients),
-    )
-
-  averaging = tff.learning.algorithms.build_weighted_fed_avg(
-    model_fn,
-    client_optimizer_fn=optimizers.build_sgdm(0.1),
-    server_optimizer_fn=optimizers.build_sgdm(1.0),
-  )
-  cohort = planted.cohort_of(process, clients)
-  datasets = [data.repeat(2) for data in _datasets(clients, batch_size)]
-  state = process.initialize()
-  first = planted.global_weights(process, state)
-  reference = averaging.set_model_weights(
-    averaging.initialize(),
-    tff.learning.models.ModelWeights(list(first.values()), []),
-  )
-  for _ in range(3):
-    state = planted.run(process, cohort, state).state
-    reference = averaging.next(reference, datasets).state
-  wanted = averaging.get_model_weights(reference).trainable
-  for (name, tensor), other in zip(
-    planted.global_weights(process, state).items(), wanted, strict=True
-  ):
-    assert abs(tensor - other).max() < 1e-6
-    assert abs(tensor - first[name]).max() > 1e-3
-
-
 # ---- any aggregator, any server optimizer ------------------------------------
 
 
@@ -454,96 +412,7 @@ def test_any_aggregator_joins_the_updates(plain, aggregator, mean):
   planted.assert_close(before - after, plain[mean], 1e-7)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'optimizer',
-  [
-    optimizers.build_adam(0.01),
-    optimizers.build_yogi(0.01),
-    optimizers.build_sgdm(0.7, momentum=0.9),
-  ],
-  ids=['adam', 'yogi', 'momentum'],
-)
-def test_any_server_optimizer_takes_the_mean_for_a_gradient(plain, optimizer):
-  process = _build(server_optimizer=optimizer)
-  _, after = _one_round(process)
-  first, mean = map(tf.constant, (plain['first'], plain['weighted']))
-  state = optimizer.initialize(tf.TensorSpec.from_tensor(first))
-  _, expected = optimizer.next(state, first, mean)
-  planted.assert_close(after, expected.numpy(), 1e-6)
-
-
-@pytest.mark.slow
-def test_clients_may_have_optimizers_with_a_state():
-  options = {
-    'reconstruction_optimizer': optimizers.build_adam(0.05),
-    'update_optimizer': optimizers.build_adam(0.02),
-    'reconstruction_epochs': 3,
-    'update_epochs': 3,
-  }
-  process = _build(**options)
-  clients = planted.rate({'ann': 8})
-  cohort = planted.cohort_of(process, clients)
-  state = process.initialize()
-  first = planted.global_weights(process, state)[_TABLE]
-  found = planted.global_weights(
-    process, planted.run(process, cohort, state).state
-  )[_TABLE]
-
-  table, user = tf.Variable(first), tf.Variable([_START] * planted.NUM_FACTORS)
-  fields, (support, query) = clients['ann'], _in_halves(8)
-  for trained, rows, optimizer in (
-    (user, support, options['reconstruction_optimizer']),
-    (table, query, options['update_optimizer']),
-  ):
-    # A state of its own for each phase.
-    state = optimizer.initialize(tf.TensorSpec(trained.shape))
-    for batch in _batches(rows, 3, 100):
-      with tf.GradientTape() as tape:
-        vectors = tf.gather(tf.convert_to_tensor(table), fields['x'][batch])
-        error = tf.linalg.matvec(vectors, user) - fields['y'][batch]
-        loss = tf.reduce_mean(error**2)
-      gradient = tf.convert_to_tensor(tape.gradient(loss, trained))
-      state, moved = optimizer.next(
-        state, tf.convert_to_tensor(trained), gradient
-      )
-      trained.assign(moved)
-  planted.assert_close(found, table.numpy(), 1e-5)
-
-
 # ---- refusals ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-  ('options', 'error', 'message'),
-  [
-    ({'batch_size': 0}, phases.PhaseError, 'batch_size must be positive'),
-    (
-      {'reconstruction_epochs': 0},
-      phases.PhaseError,
-      'To skip a phase, pass max_steps=0',
-    ),
-    ({'update_steps': -3}, phases.PhaseError, 'max_steps is negative: -3'),
-    (
-      {'reconstruction_optimizer': tf.keras.optimizers.SGD()},
-      phases.PhaseError,
-      'takes one of `tff.learning.optimizers`',
-    ),
-    (
-      {'aggregation': Aggregation('mean')},
-      client_work.CompositionError,
-      'aggregator must be a factory .*, found str',
-    ),
-    (
-      {'server_optimizer': 1.0},
-      client_work.CompositionError,
-      'server optimizer must be one of .*, for example .*; found float',
-    ),
-  ],
-)
-def test_arguments_that_make_no_sense_are_refused(options, error, message):
-  with pytest.raises(error, match=message):
-    algorithms.build_fed_recon(_model(), **options)
 
 
 def test_the_model_may_be_all_global_but_not_all_local():

@@ -15,7 +15,6 @@ from tff_partial import algorithms
 from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import layers
-from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
@@ -325,12 +324,3 @@ def test_new_users_train_private_parameters_alone():
     assert after < before
     _, metrics = exam.measure(weights, first, value)
     assert metrics['loss'] == pytest.approx(after, rel=1e-5)
-
-
-# ---- refusals ----------------------------------------------------------------
-
-
-def test_an_optimizer_for_one_tier_alone_is_refused():
-  one = Phase(optimizer={tiers.GLOBAL: sgd(0.1)})
-  with pytest.raises(phases.PhaseError, match="trains 'local' but has"):
-    algorithms.build_furl(_split_model(), training=one)

@@ -26,7 +26,6 @@ from tff_partial import runtimes
 from tff_partial import training
 from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
-from tff_partial.clustering import k_means as clustering
 from tff_partial.composition import Aggregation
 from tff_partial.data import packing
 from tff_partial.dp import clipping
@@ -322,21 +321,6 @@ def test_no_private_table_has_a_type_at_the_server(
 
 
 @pytest.mark.slow
-def test_both_runtimes_agree(process: processes.PartialProcess) -> None:
-  clients = packing.pack(_DATA, process.example_spec)
-
-  def run() -> Any:
-    result = training.programs.train(
-      process, clients, rounds=2, clients_per_round=2
-    )
-    return result.weights.trainable['global'][_PUBLIC]
-
-  with runtimes.native():
-    native = run()
-  np.testing.assert_allclose(run(), native, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_a_client_that_joins_later_begins_with_the_public_components(
   process: processes.PartialProcess,
 ) -> None:
@@ -417,18 +401,6 @@ class TestCollecting:
   def test_no_room_at_all_is_refused(self) -> None:
     with pytest.raises(SettingError, match='at least one row'):
       drafts.CollectRowsFactory(0)
-
-
-def test_sums_are_a_step_of_lloyds() -> None:
-  points = tf.constant([[0.0], [2.0], [10.0]])
-  sums, counts = clustering.sums_and_counts(
-    points,
-    tf.ones([3], tf.bool),
-    tf.constant([[1.0], [9.0]]),
-    tf.ones([2], tf.bool),
-  )
-  assert sums.numpy().tolist() == [[2.0], [10.0]]
-  assert counts.numpy().tolist() == [2, 1]
 
 
 def _rows(**options: Any) -> client_statistics.Statistic:

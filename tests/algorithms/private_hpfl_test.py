@@ -12,14 +12,11 @@ from tasks.experiment import Config
 from tasks.experiment import from_recipe
 from tasks.experiment import run
 from tasks.experiment.config import TASKS
-from tasks.experiment.options.hyperparameters import Hpfl
 from tasks.experiment.trainable import Trainable
 from tasks.task import Data
 from tests.support import commands
 from tests.support import small_schools
-from tff_partial import client_statistics
 from tff_partial.dp import mechanisms
-from tff_partial.drafts import centers as drafts
 
 _PRIVATE: dict[str, Any] = {
   'data': 'synthetic',
@@ -138,11 +135,3 @@ def test_the_binary_says_which_flag_to_change(tmp_path: Any) -> None:
     f'--output_dir={tmp_path}',
   )
   commands.is_for_users(outcome, 'Use --hpfl_drafts=sums')
-
-
-def test_the_number_of_centers_may_be_chosen() -> None:
-  rows = {'user': (5, 8, 12)}
-  assert Hpfl(num_centers=7).drafting(rows) == drafts.ClientCenters(4, 7, 10)
-  together = client_statistics.Join.WITH_UPDATE
-  found = Hpfl(drafts='sums', num_centers=7).drafting(rows, together)
-  assert found == drafts.Sums(7, join=together)

@@ -145,7 +145,6 @@ def fixture_plain() -> list[dict[str, np.ndarray]]:
   [
     (baselines.build_fed_prox, {'penalty': 0.0, 'training': _TRAINING}),
     (algorithms.build_fed_per, {'training': _TRAINING}),
-    (algorithms.build_fed_sim, {'training': _TRAINING}),
     (algorithms.build_fed_babu, {'training': _TRAINING}),
     (baselines.build_centralized, {'training': _TRAINING}),
     (algorithms.build_ditto, {'penalty': 2.0, 'training': _TRAINING}),
@@ -163,7 +162,6 @@ def test_without_local_weights_it_is_fed_avg_bit_for_bit(
   ('build', 'second'),
   [
     (algorithms.build_fed_rep, 'representation'),
-    (algorithms.build_fed_alt, 'shared'),
   ],
 )
 def test_whose_first_phase_is_left_out_is_fed_avg(plain, build, second):
@@ -181,40 +179,9 @@ def test_fed_recon_without_local_weights_is_fed_avg_on_its_query_set():
   planted.assert_same(found.weights, expected.weights)
 
 
-def _assert_same_run(one: Run, other: Run) -> None:
-  planted.assert_same(one.weights, other.weights)
-  planted.assert_same(one.kept, other.kept)
-
-
 @pytest.fixture(scope='module', name='fed_per')
 def fixture_fed_per() -> Run:
   return _run(algorithms.build_fed_per(_model('head'), training=_TRAINING))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'build', [algorithms.build_fed_sim, algorithms.build_lg_fed_avg]
-)
-def test_whoever_trains_both_parts_together_is_fed_per(fed_per, build):
-  found = _run(build(_model('head'), training=_TRAINING))
-  _assert_same_run(found, fed_per)
-  _assert_moved(found.kept[0], found.kept[1])
-
-
-@pytest.mark.slow
-def test_fed_per_is_furl(fed_per):
-  furl = algorithms.build_furl(_model('head'), training=_TRAINING)
-  _assert_same_run(_run(furl), fed_per)
-
-
-@pytest.mark.slow
-def test_fed_alt_is_fed_rep():
-  head = Phase(batch_size=4, epochs=3)
-  found = algorithms.build_fed_alt(_model('head'), personal=head, shared=_PLAIN)
-  expected = algorithms.build_fed_rep(
-    _model('head'), head=head, representation=_PLAIN
-  )
-  _assert_same_run(_run(found), _run(expected))
 
 
 @pytest.mark.slow
@@ -424,12 +391,6 @@ def test_p_fed_me_with_one_step_may_be_fed_avg(plain):
     _model(), penalty=10.0, personal=_PLAIN, learning_rate=0.1
   )
   planted.assert_close(_run(process, 3).weights, plain[3])
-
-
-@pytest.mark.slow
-def test_p_fed_me_does_not_move_where_nothing_ties_it():
-  process = algorithms.build_p_fed_me(_model(), penalty=0.0)
-  planted.assert_same(_run(process).weights, _run(process, 0).weights)
 
 
 # ---- how they personalise ----------------------------------------------------

@@ -223,25 +223,6 @@ def test_padding_and_the_size_of_batches_change_no_number(model, clients):
 # ---- where there is nothing to remember --------------------------------------
 
 
-def _plain(model: models.PartialModel) -> evaluation.Evaluation:
-  _, query = splits.halves()
-  return evaluation.build_evaluation(
-    model, work=[Phase(train=(), on=query, measured=True)]
-  )
-
-
-@pytest.mark.slow
-def test_without_a_share_memories_change_no_bit(model, clients):
-  found, expected = (
-    planted.evaluate(measuring, _weights(_HEAD), clients)
-    for measuring in (
-      baselines.build_knn_per_eval(model, mixing=0.0),
-      _plain(model),
-    )
-  )
-  planted.assert_same(dict(found.metrics), dict(expected.metrics))
-
-
 @pytest.mark.slow
 def test_clients_without_support_use_the_model_alone(model, clients):
   split = splits.first(0)  # All examples are measured.

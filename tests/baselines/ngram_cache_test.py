@@ -5,7 +5,6 @@ token. If it is zero, each of five tokens has the probability 1/5.
 """
 
 import collections
-import functools
 import math
 from typing import Any
 
@@ -15,17 +14,10 @@ import tensorflow as tf
 
 import baselines
 from tasks.experiment.methods import algorithms as experiment_algorithms
-from tasks.next_word import metrics
 from tasks.next_word import models as next_word_models
-from tasks.next_word.classes import build_loss
-from tasks.next_word.classes import Classes
 from tasks.next_word.classes import VOCABULARY
 from tasks.next_word.tokens import Tokens
 from tests.support import planted
-from tff_partial import algorithms
-from tff_partial import evaluation
-from tff_partial import tiers
-from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -202,91 +194,12 @@ def test_a_model_is_tuned_before_it_is_mixed(model):
   assert found.metrics['loss'] == pytest.approx(-math.log(right), abs=1e-6)
 
 
-@pytest.mark.slow
-def test_without_a_share_memories_change_no_bit(model, clients):
-  table = _table(np.random.default_rng(6).normal(size=[_TOKENS, _TOKENS]))
-  _, query = splits.halves()
-  plain = evaluation.build_evaluation(
-    model, work=[Phase(train=(), on=query, measured=True)]
-  )
-  found, expected = (
-    planted.evaluate(measuring, table, clients)
-    for measuring in (
-      baselines.build_ngram_cache_eval(model, mixing=0.0),
-      plain,
-    )
-  )
-  planted.assert_same(dict(found.metrics), dict(expected.metrics))
-
-
-@pytest.mark.slow
-def test_clients_without_support_use_the_model_alone(model, clients):
-  table = _table(np.random.default_rng(6).normal(size=[_TOKENS, _TOKENS]))
-  found, expected = (
-    planted.evaluate(measuring, table, clients)
-    for measuring in (
-      baselines.build_ngram_cache_eval(model, split=splits.first(0)),
-      algorithms.build_fed_avg_eval(model),
-    )
-  )
-  planted.assert_same(dict(found.metrics), dict(expected.metrics))
-
-
 # ---- models of next words ----------------------------------------------------
 
 _WORDS = Tokens(words=3, buckets=2)
 _SIZES = next_word_models.Sizes(
   embedding=4, lstm_units=6, projection=4, output=VOCABULARY
 )
-
-
-def _next_words(features: bool) -> models.PartialModel:
-  classes = Classes(_WORDS, VOCABULARY)
-  loss = build_loss(classes)
-  build_metrics = functools.partial(metrics.build_metrics, classes)
-  if features:
-    loss, build_metrics = next_word_models.of_logits(loss, build_metrics)
-  return keras_models.from_keras(
-    functools.partial(
-      next_word_models.build_next_word_model,
-      _WORDS,
-      _LENGTH,
-      _SIZES,
-      features=features,
-    ),
-    local=next_word_models.BUCKET_LAYER,
-    loss=loss,
-    metrics=build_metrics,
-    labels=tf.TensorSpec([_LENGTH], tf.int32),
-  )
-
-
-@pytest.mark.slow
-def test_features_of_next_words_change_nothing_but_what_is_known():
-  """What was trained without them is measured with them, bit for bit."""
-  plain, with_features = _next_words(False), _next_words(True)
-  for tier in (tiers.GLOBAL, tiers.LOCAL):
-    assert list(plain.specs(tier).items()) == list(
-      with_features.specs(tier).items()
-    )
-  assert with_features.prediction_spec['features'].shape == (_LENGTH, 4)
-  seed = np.array([0, 1], np.int32)
-  weights = {
-    tier: plain.initial_weights(tier, seed)
-    for tier in (tiers.GLOBAL, tiers.LOCAL)
-  }
-  # Ids: words 1 to 3, buckets 4 and 5, beginning 6, end 7, padding 0.
-  rows = tf.constant([[6, 1, 4, 2, 7], [6, 3, 7, 0, 0]])
-  found = []
-  for model in (plain, with_features):
-    predictions, _ = model.predict(
-      weights, {}, rows[:, :-1], training=False, seed=seed
-    )
-    given = (rows[:, 1:], predictions, tf.ones([2]))
-    value = model.loss(*given, tf.constant([True, True]))
-    measured = model.metrics.update(model.metrics.initial_state(), *given)
-    found.append((value.total, value.num_elements, dict(measured)))
-  planted.assert_same(*found)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ def test_private_weights_that_are_sent_are_found_in_the_types():
 def _leaking() -> processes.PartialProcess:
   """FURL whose server adds what clients remember to its item vectors."""
 
-  def update(server: statistics.Server, total: Any) -> statistics.Server:
+  def update(
+    server: client_statistics.Server, total: Any
+  ) -> client_statistics.Server:
     weights = collections.OrderedDict(server.weights)
     weights[tiers.GLOBAL] = collections.OrderedDict(
       (name, tensor + 0.1 * total)
@@ -116,7 +118,7 @@ def _leaking() -> processes.PartialProcess:
     return server._replace(weights=weights)
 
   return _furl(
-    statistics.Statistic(
+    client_statistics.Statistic(
       'leak',
       lambda client: tf.reduce_sum(client.weights[tiers.LOCAL]['user/vector']),
       update=update,

@@ -210,7 +210,7 @@ def test_clients_count_by_their_tokens():
   process = tff_partial.algorithms.build_fed_avg(
     model,
     training=phases.Phase(optimizer=phases.sgd(1.0)),
-    **config.server.averaging(),
+    aggregation=config.server.aggregation(),
   )
   rows = np.zeros([1, 4], np.int32)
   cohort = planted.cohort_of(
