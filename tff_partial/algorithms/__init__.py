@@ -33,37 +33,4 @@ from tff_partial.algorithms.lg_fed_avg import build_lg_fed_avg_eval
 from tff_partial.algorithms.p_fed_me import build_p_fed_me
 from tff_partial.algorithms.p_fed_me import build_p_fed_me_eval
 
-__all__ = [
-  'build_apfl',
-  'build_apfl_eval',
-  'build_ditto',
-  'build_ditto_eval',
-  'build_fed_als',
-  'build_fed_als_eval',
-  'build_fed_alt',
-  'build_fed_alt_eval',
-  'build_fed_avg',
-  'build_fed_avg_eval',
-  'build_fed_babu',
-  'build_fed_babu_eval',
-  'build_fed_embed',
-  'build_fed_embed_eval',
-  'build_fed_per',
-  'build_fed_per_eval',
-  'build_fed_recon',
-  'build_fed_recon_eval',
-  'build_fed_recon_fine_tuning_eval',
-  'build_fed_rep',
-  'build_fed_rep_eval',
-  'build_fed_sim',
-  'build_fed_sim_eval',
-  'build_fine_tuning_eval',
-  'build_furl',
-  'build_furl_eval',
-  'build_hpfl',
-  'build_hpfl_eval',
-  'build_lg_fed_avg',
-  'build_lg_fed_avg_eval',
-  'build_p_fed_me',
-  'build_p_fed_me_eval',
-]
+__all__ = sorted(name for name in vars() if name.startswith('build_'))
