@@ -35,7 +35,6 @@ def fixture_evaluation() -> evaluation.Evaluation:
     planted.factorization(planted.constant_user(_START)),
     reconstruction_epochs=2,
     batch_size=3,
-    measure_batch_size=7,
   )
 
 

@@ -22,7 +22,6 @@ from tasks.next_word.classes import VOCABULARY
 from tasks.next_word.tokens import Tokens
 from tests.support import planted
 import tff_partial
-from tff_partial import algorithms
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import runtimes
 from tff_partial import tiers
@@ -230,7 +229,9 @@ def fixture_measured():
     metrics=lambda: metrics.build_metrics(classes),
     labels=tf.TensorSpec([5], tf.int32),
   )
-  evaluation = algorithms.build_fed_avg_eval(model, measure_batch_size=2)
+  evaluation = evaluation_lib.build_query_evaluation(
+    model, measure_batch_size=2
+  )
   read = np.concatenate([np.full([5, 1], 6), _LABELS[:, :-1]], 1)
   clients = {
     name: {'x': read[rows].astype(np.int32), 'y': _LABELS[rows]}
