@@ -344,7 +344,7 @@ def _own(variables: Sequence[str], client: ClientContext) -> tiers.NamedTensors:
 def _first_state(
   model: models.PartialModel,
   attributes: Attributes,
-  drafts: drafts_lib.Centers | drafts_lib.Sums | None,
+  drafts: drafts_lib.ClientCenters | drafts_lib.Sums | None,
   tables: Sequence[str],
 ) -> Any:
   """Return the server's first state: thresholds, and centers of drafts."""
