@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tff_partial.runtimes.errors import CohortRuntimeError
-from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.ray_runtime import deposits
 from tff_partial.runtimes.values import sources
 
 _SPECS = [
@@ -149,7 +149,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
 
 _KILLED = """
 import os, signal, sys
-from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.ray_runtime import deposits
 from tff_partial.runtimes.values import sources
 print(deposits.make_folder(sys.argv[1]), flush=True)
 if sys.argv[2] == 'killed':

@@ -32,8 +32,8 @@ from tff_partial.data import examples
 from tff_partial.data import stored_clients
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.errors import CohortRuntimeError
+from tff_partial.runtimes.ray_runtime import deposits
 from tff_partial.runtimes.ray_runtime import ray_workers
-from tff_partial.runtimes.values import deposits
 
 ray = pytest.importorskip('ray')
 

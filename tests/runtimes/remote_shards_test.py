@@ -19,6 +19,7 @@ from tff_partial.model import models
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime.cohort import CohortRuntime
 from tff_partial.runtimes.errors import CohortRuntimeError
+from tff_partial.runtimes.program import serialized
 from tff_partial.runtimes.ray_runtime import remote_shards
 
 
@@ -44,7 +45,7 @@ class _Crew:
     pass
 
   def run(self, computation, number, stage, shares, chooser):
-    program = _travel(remote_shards.Program.of(computation))
+    program = _travel(serialized.SerializedComputation.of(computation))
     common = remote_shards.Common.of(stage, number)
     answers = []
     for worker, block in zip(
@@ -54,7 +55,7 @@ class _Crew:
       if not worker.knows(program.key):
         worker.learn(program)
       sent = [
-        remote_shards.Share.of(shares[place](), stage.loop.program)
+        remote_shards.SentShare.of(shares[place](), stage.loop.program)
         for place in block
       ]
       message = pickle.dumps((common, sent, chooser.choices))
@@ -75,7 +76,6 @@ def _runtime(crew: _Crew) -> CohortRuntime:
     jit=False,
     threads=None,
     strict=True,
-    debug=False,
     choices=None,
     workers=crew,
   )

@@ -107,7 +107,7 @@ def _named() -> tf.data.Dataset:
   ],
 )
 def test_sequences_are_read_as_arrays(type_spec, value, components, batch_size):
-  elements = readers.Reader(type_spec)(value, 'clients')
+  elements = readers.ValueReader(type_spec)(value, 'clients')
   assert elements.batch_size == batch_size
   for found, expected in zip(elements.components, components, strict=True):
     np.testing.assert_array_equal(found, expected)
@@ -126,7 +126,7 @@ def test_what_is_not_dense_has_no_arrays(value, match):
   with pytest.raises(
     errors.UnsupportedComputationError, match=f'{match}.*a/client 3'
   ):
-    readers.Reader(_BATCHES)(value, 'a', 'client 3')
+    readers.ValueReader(_BATCHES)(value, 'a', 'client 3')
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_is_not_dense_has_no_arrays(value, match):
 )
 def test_errors_name_the_client_whose_sequence_is_wrong(value, match):
   with pytest.raises(errors.ArgumentError, match=match) as raised:
-    readers.Reader(_BATCHES)(value, 'a', 'client 3')
+    readers.ValueReader(_BATCHES)(value, 'a', 'client 3')
   assert 'a/client 3' in str(raised.value)
 
 
@@ -149,7 +149,7 @@ def test_errors_name_the_client_whose_sequence_fails():
     lambda x: tf.debugging.check_numerics(1.0 / tf.cast(x, tf.float32), 'zero')
   )
   with pytest.raises(errors.CohortRuntimeError, match='client 3.*zero'):
-    readers.Reader(tff.SequenceType(np.float32))(failing, 'a', 'client 3')
+    readers.ValueReader(tff.SequenceType(np.float32))(failing, 'a', 'client 3')
 
 
 # ---- what clients see --------------------------------------------------------
@@ -255,8 +255,7 @@ def test_other_lengths_are_not_compiled_again():
     assert total([]) == 0
 
 
-@pytest.mark.parametrize('debug', [False, True])
-def test_errors_name_the_client_that_fails_with_its_sequence(debug):
+def test_errors_name_the_client_that_fails_with_its_sequence():
   @tff.tensorflow.computation
   def check(limit, dataset):
     def add(old, new):
@@ -273,7 +272,7 @@ def test_errors_name_the_client_that_fails_with_its_sequence(debug):
     return tff.federated_sum(tff.federated_map(check, (limits, clients)))
 
   clients = [_count(size, 4) for size in (5, 7, 6)]
-  with cohort(jit=False, strict=True, debug=debug):
+  with cohort(jit=False, strict=True):
     assert check_all(7, clients) == 10 + 21 + 15
     with pytest.raises(
       errors.ClientComputationError, match='(?s)Client 1 of 3.*too large'

@@ -26,8 +26,8 @@ from tests.support import commands
 import tff_partial
 from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.runtimes.ray_runtime import deposits
 from tff_partial.runtimes.values import client_batch
-from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import sources
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training.client_store import client_store

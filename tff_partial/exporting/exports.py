@@ -106,25 +106,12 @@ def export(
   """Write a trained model to files that serve a user on a device.
 
       exported = tff_partial.export(
-        model,
-        result.best_weights,
-        'on_device',
-        reconstruction=result,
+        model, result.best_weights, 'on_device', reconstruction=result
       )
 
-  The files have these signatures. Local weights have names like
-  `local_user_vector`; each tensor of a structure has a name like `x_item`.
-
-  - `predict`: from `x` and local weights to `predictions`.
-  - `reconstruct`: from `x` and `y` of `num_support` examples, the first `count`
-    of them real, to local weights, by the steps of `reconstruction` from the
-    initial values.
-  - `train`: the same from the state, which is the last local weights; the
-    result becomes the state.
-  - `infer`: `predict` with the state.
-  - `reset`: sets the state to the initial values. `restore`: to given ones.
-
-  A model without local weights has `predict` only.
+  docs/export.md describes the signatures of the files: `predict`,
+  `reconstruct`, `train`, `infer`, `reset` and `restore`. A model without local
+  weights has `predict` only.
 
   Args:
     model: The model.
@@ -136,9 +123,9 @@ def export(
       builtin operators only.
     reconstruction: How to train local weights on all support examples: the
       result of `train` or `load`, or a process, for the steps of `personalise`
-      at a client that never took part; or one phase, or several in order. The
-      `train`, `on`, `slots` and `measured` of a phase are ignored. Not needed
-      for a model without local weights.
+      at a client that never took part; or one phase, or several in order, whose
+      `train`, `on`, `slots` and `measured` are ignored. Not needed for a model
+      without local weights.
     num_support: Largest number of support examples.
     num_predicted: Number of examples that `predict` and `infer` take; None for
       any number. TFLite needs a number for recurrent layers.
@@ -146,9 +133,7 @@ def export(
       `weight`. They are 1 otherwise.
     seed: Seed of initial local weights, and of draws in `reconstruct`.
     vocabularies: Column to the vocabulary that encodes the model's inputs, such
-      as `clients.vocabularies`. They are written to `vocabularies.json` next to
-      the files: for each column the `values` in the order of their ids, and
-      `unseen`, the id of all others, or null.
+      as `clients.vocabularies`, for `vocabularies.json` next to the files.
 
   Returns:
     The exported files.
@@ -164,12 +149,7 @@ def export(
   target = pathlib.Path(folder)
   _check_target(target, formats)
   _check_model(model)
-  for name, size in (
-    ('num_support', num_support),
-    ('num_predicted', num_predicted),
-  ):
-    if size is not None and size < 1:
-      raise ExportError(f'{name}={size}: give room for 1 example or more.')
+  _check_sizes(num_support=num_support, num_predicted=num_predicted)
   vocabularies_lib.describe(vocabularies or {})  # Before anything is written.
   client_seed = random_bits.derive(seed, 'export')
   served = serving.Serving(
@@ -181,6 +161,20 @@ def export(
     num_predicted=num_predicted,
     weighted=weighted,
   )
+  exported = _write(served, target, formats, num_support, client_seed)
+  if vocabularies:
+    vocabularies_lib.save(vocabularies, target)
+  return exported
+
+
+def _write(
+  served: serving.Serving,
+  target: pathlib.Path,
+  formats: Sequence[str],
+  num_support: int,
+  seed: np.ndarray,
+) -> Exported:
+  """Write a model and the description of its signatures."""
   signatures = served.signatures()
   # A plain dict: TensorFlow wraps attributes of modules.
   variable_of = dict(served.variable_of)
@@ -201,16 +195,18 @@ def export(
     'signatures': described,
     'local': variable_of,
     'num_support': num_support,
-    'seed': client_seed.tolist(),
+    'seed': seed.tolist(),
   }
   (target / _DESCRIPTION).write_text(
     json.dumps(text, indent=2) + '\n', encoding='utf-8'
   )
-  if vocabularies:
-    vocabularies_lib.save(vocabularies, target)
-  return Exported(
-    target, paths, described, variable_of, num_support, client_seed
-  )
+  return Exported(target, paths, described, variable_of, num_support, seed)
+
+
+def _check_sizes(**sizes: int | None) -> None:
+  for name, size in sizes.items():
+    if size is not None and size < 1:
+      raise ExportError(f'{name}={size}: give room for 1 example or more.')
 
 
 def _check_target(target: pathlib.Path, formats: Sequence[str]) -> None:

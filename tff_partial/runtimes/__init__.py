@@ -6,7 +6,7 @@ import tensorflow_federated as tff
 
 from tff_partial.runtimes.cohort_runtime.cohort import cohort
 from tff_partial.runtimes.cohort_runtime.cohort import cores_for_clients
-from tff_partial.runtimes.cohort_runtime.ours import ours
+from tff_partial.runtimes.cohort_runtime.cohort import ours
 from tff_partial.runtimes.native_runtime.native import native
 from tff_partial.runtimes.ray_runtime.ray_workers import ray
 

@@ -53,21 +53,6 @@ class ClientComputationError(CohortRuntimeError):
     )
 
 
-class NonFiniteValueError(CohortRuntimeError, ValueError):
-  """A non-finite float was found while debugging."""
-
-  def __init__(
-    self, client: int, cohort_size: int, step: str, leaf: str, shapes: str
-  ):
-    self.client, self.step, self.leaf = client, step, leaf
-    super().__init__(
-      f'Expected finite values, found a NaN or an infinity in `{leaf}` of '
-      f'the result of {step} at client {client} of {cohort_size} (its place '
-      f'in the cohort, counted from 0), given {shapes}; look at that '
-      "client's data, or lower the learning rate."
-    )
-
-
 def telling_line(error: Exception) -> str:
   """Return the line of TensorFlow's message that states the problem."""
   lines = [line.strip() for line in str(error).split('\n') if line.strip()]

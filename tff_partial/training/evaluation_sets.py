@@ -243,7 +243,7 @@ def with_memories(
     )
 
   kind = evaluation_set.evaluation.initialize_client.type_signature.result
-  if readers.Reader(kind).is_static:
+  if readers.ValueReader(kind).is_static:
     # All clients at once might not fit into memory.
     kept = client_batch.Columns.on_demand(len(ids), read)
   else:

@@ -59,7 +59,9 @@ class ClientLoop:
     self.arguments = [a for a in program.arguments.values() if a.is_at_clients]
     self._layouts = [
       [
-        sequences.Layout(leaf) if isinstance(leaf, tff.SequenceType) else None
+        sequences.SequenceLayout(leaf)
+        if isinstance(leaf, tff.SequenceType)
+        else None
         for leaf in typed_values.leaves(program.pattern(argument.key))
       ]
       for argument in self.arguments
@@ -140,7 +142,7 @@ class ClientLoop:
           rows = [next(fed)[0] for _ in range(layout.num_components)]
         tensor, kind = next(fed)
         leaf = tf.gather(
-          tensor, row if kind is client_feeds.Kind.RESIDENT else index
+          tensor, row if kind is client_feeds.LeadingAxis.RESIDENT else index
         )
         flat.append(leaf if layout is None else layout.dataset(rows, leaf))
       values[argument.key] = typed_values.like(

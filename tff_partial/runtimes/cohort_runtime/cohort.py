@@ -28,8 +28,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 import contextlib
+import functools
 import os
-from typing import Any, TypeAlias
+from typing import Any, cast, TypeAlias
 import weakref
 
 import tensorflow as tf
@@ -40,6 +41,7 @@ from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import fallback
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
 from tff_partial.runtimes.cohort_runtime import rounds
+from tff_partial.runtimes.native_runtime import native
 from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import typed_values
 
@@ -50,7 +52,7 @@ _Compiled: TypeAlias = (
 _Convert: TypeAlias = Callable[[Iterator[Any]], Any]
 
 
-class _Runtime:
+class _CohortContext:
   """Base of both kinds of context: programs, and a place on TFF's stack."""
 
   def __init__(
@@ -58,7 +60,6 @@ class _Runtime:
     jit: Jit,
     threads: int | None,
     strict: bool,
-    debug: bool,
     choices: Mapping[str, bool] | None,
     workers: rounds.Workers | None = None,
     make_loop: choices_lib.MakeLoop = compiled_loop.CompiledLoop,
@@ -69,7 +70,6 @@ class _Runtime:
       jit: See `cohort`.
       threads: See `cohort`.
       strict: See `cohort`.
-      debug: See `cohort`.
       choices: See `cohort`.
       workers: Other processes that run shards while a context is open.
       make_loop: Traces a loop over clients for exact shapes.
@@ -85,7 +85,6 @@ class _Runtime:
       client_feeds.DeviceArrays() if workers is None else workers.arrays,
       self._chooser,
       futures.ThreadPoolExecutor(threads) if threads > 1 else None,
-      debug,
       workers,
     )
     # Equal programs are equal keys, so that a process that is built again is
@@ -169,7 +168,7 @@ class _Runtime:
     tff.framework.set_default_context(self)
 
 
-class CohortRuntime(_Runtime, tff.framework.SyncContext):
+class CohortRuntime(_CohortContext, tff.framework.SyncContext):
   """Context that runs a computation when called and returns its result."""
 
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
@@ -177,7 +176,7 @@ class CohortRuntime(_Runtime, tff.framework.SyncContext):
     return self._run(comp, arg)
 
 
-class AsyncCohortRuntime(_Runtime, tff.framework.AsyncContext):
+class AsyncCohortRuntime(_CohortContext, tff.framework.AsyncContext):
   """Context that runs a computation when awaited, one at a time."""
 
   async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
@@ -219,8 +218,8 @@ def cores_for_clients() -> bool:
 def cohort(
   jit: Jit = 'auto',
   threads: int | None = None,
+  *,
   strict: bool = False,
-  debug: bool = False,
   choices: Mapping[str, bool] | None = None,
   asynchronous: bool = False,
 ) -> CohortRuntime | AsyncCohortRuntime:
@@ -246,8 +245,6 @@ def cohort(
       as dense arrays, such as a data set whose elements differ in shape,
       instead of calling the native runtime; and, with `jit=True`, for loops
       that XLA refuses.
-    debug: Whether to run clients one by one outside the compiled program and
-      stop at the first float that is not finite.
     choices: The `choices` of an earlier runtime, so that a resumed run repeats
       them. Other loops are still measured.
     asynchronous: Whether computations are awaited, as TFF's programs and
@@ -257,7 +254,38 @@ def cohort(
     A context for `with` or for TFF's context stack; `set_default` makes it the
     default.
   """
-  options = (jit, threads, strict, debug, choices)
+  options = (jit, threads, strict, choices)
   if asynchronous:
     return AsyncCohortRuntime(*options)
   return CohortRuntime(*options)
+
+
+# Importing TFF makes a runtime the default, and importing this package replaces
+# it. The user chose neither.
+_UNCHOSEN = native.replace_stock_default()
+
+
+@functools.cache
+def _shared() -> CohortRuntime:
+  return cast(CohortRuntime, cohort())
+
+
+@contextlib.contextmanager
+def ours() -> Iterator[Any]:
+  """Keep the current runtime if it is one of ours, else use a `cohort()`.
+
+  The latter is the same until the program ends, so that a second run of a
+  process compiles nothing. Runtimes that only TFF's programs can await, or that
+  know no cohorts, are not kept either. Also a decorator for functions that call
+  computations.
+
+  Yields:
+    The runtime in use.
+  """
+  current = tff.framework.get_context_stack().current
+  is_ours = isinstance(current, CohortRuntime | native.NativeRuntime)
+  if is_ours and current is not _UNCHOSEN:
+    yield current
+    return
+  with _shared() as runtime:
+    yield runtime

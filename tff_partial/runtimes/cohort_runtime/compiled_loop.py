@@ -114,9 +114,18 @@ class CompiledLoop:
     )
     results = iter(results_of_loop)
     totals = [next(results) for _ in self._loop.accumulator_specs]
-    return is_doubtful, Results(
-      totals, gathered(self._loop, self._columns, results)
-    )
+    return is_doubtful, Results(totals, self._gathered(results))
+
+  def _gathered(
+    self, tensors: Iterator[tf.Tensor]
+  ) -> dict[Key, list[tf.Tensor | client_batch.Ragged]]:
+    """Read the clients' outputs, leaf by leaf, from the stacked columns."""
+    leaves = iter([column.read(tensors) for column in self._columns])
+    pattern = self._loop.program.pattern
+    return {
+      key: [next(leaves) for _ in typed_values.leaves(pattern(key))]
+      for key in self._loop.outputs
+    }
 
   @property
   def _is_ragged(self) -> bool:
@@ -293,16 +302,3 @@ class CompiledLoop:
       return index + 1, *add(index, self._one(inputs, index), doubt, state)
 
     return body
-
-
-def gathered(
-  loop: client_loop.ClientLoop,
-  gatherers: Sequence[client_batch.Column],
-  tensors: Iterator[tf.Tensor],
-) -> dict[Key, list[tf.Tensor | client_batch.Ragged]]:
-  """Read the clients' outputs, leaf by leaf, from the stacked columns."""
-  leaves = iter([column.read(tensors) for column in gatherers])
-  return {
-    key: [next(leaves) for _ in typed_values.leaves(loop.program.pattern(key))]
-    for key in loop.outputs
-  }

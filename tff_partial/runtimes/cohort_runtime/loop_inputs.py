@@ -52,7 +52,8 @@ class Signature:
   """
 
   feeds: tuple[
-    tuple[tuple[tuple[str, Any], ...], tuple[client_feeds.Kind, ...]], ...
+    tuple[tuple[tuple[str, Any], ...], tuple[client_feeds.LeadingAxis, ...]],
+    ...,
   ]
   bucket: int
 
@@ -83,8 +84,10 @@ def _dtype_name(tensor: Any) -> str:
   return tf.as_dtype(tensor.dtype).name
 
 
-def _shape(tensor: Any, kind: client_feeds.Kind) -> tuple[int | None, ...]:
+def _shape(
+  tensor: Any, kind: client_feeds.LeadingAxis
+) -> tuple[int | None, ...]:
   """Return the shape; the rows of sequences vary from round to round."""
-  if kind is client_feeds.Kind.LAID:
+  if kind is client_feeds.LeadingAxis.LAID:
     return (None, *tensor.shape[1:])
   return tuple(tensor.shape)

@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 from tff_partial.runtimes import merging
 from tff_partial.runtimes.cohort_runtime import client_loop
 from tff_partial.runtimes.cohort_runtime import compiled_loop
-from tff_partial.runtimes.cohort_runtime import debugging
+from tff_partial.runtimes.cohort_runtime import failing_clients
 from tff_partial.runtimes.cohort_runtime import jit_autotuning
 from tff_partial.runtimes.cohort_runtime import loop_inputs
 from tff_partial.runtimes.cohort_runtime import schedule
@@ -26,7 +26,6 @@ from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import client_inputs
-from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import readers
 from tff_partial.runtimes.values import sequences
 from tff_partial.runtimes.values import sources
@@ -35,9 +34,9 @@ from tff_partial.runtimes.values import typed_values
 Key: TypeAlias = flat_program.Key
 
 # For each client value that outlives its loop, its leaves, shard by shard, or
-# the file that they are in.
+# their source.
 Outputs: TypeAlias = dict[Key, list[Any]]
-# The same for one shard: a list of leaves, or a `deposits.Deposit`.
+# The same for one shard: a list of leaves, or a `sources.Source`.
 Returned: TypeAlias = dict[Key, Any]
 
 
@@ -49,14 +48,12 @@ class Resources:
     arrays: Resident arrays, on the device.
     chooser: Decides which loops XLA compiles.
     pool: Runs shards in parallel; None for one after the other.
-    debug: Whether clients run one by one, checked step by step.
     workers: Other processes that run shards; None if there are none.
   """
 
   arrays: client_feeds.DeviceArrays
   chooser: jit_autotuning.Chooser
   pool: futures.Executor | None = None
-  debug: bool = False
   workers: 'Workers | None' = None
 
 
@@ -116,7 +113,7 @@ class CompiledComputation:
     if any(step.owns_resources for step in self._program.steps.values()):
       self._turn = threading.Lock()
     parameter = computation.type_signature.parameter
-    self._reader = readers.Reader(
+    self._reader = readers.ValueReader(
       tff.StructType([]) if parameter is None else parameter
     )
 
@@ -235,9 +232,10 @@ class CompiledComputation:
     size = sum(map(len, positions))
     specs = typed_values.tensor_specs(self._program.type_of(key))
     parts = outputs.get(key, ())
-    if any(isinstance(part, deposits.Deposit) for part in parts):
+    if not all(isinstance(part, list) for part in parts):
+      of_shards = list(map(_source, parts))
       return typed_values.ClientValues(
-        size, sources.Scattered.of(specs, list(map(_source, parts)), positions)
+        size, sources.Scattered.of(specs, of_shards, positions)
       )
     return typed_values.ClientValues(
       size,
@@ -307,8 +305,8 @@ class ClientStage:
       The merged accumulators, and the outputs of clients, shard by shard.
     """
     run: Callable[..., Iterable[compiled_loop.Results]] = map
-    may_share = not (resources.debug or self.loop.owns_resources)
-    if resources.pool is not None and may_share and len(shares) > 1:
+    is_shared = self.loop.owns_resources
+    if resources.pool is not None and not is_shared and len(shares) > 1:
       run = resources.pool.map
     tree = merging.Tree(self.loop.merge)
     returned = []
@@ -321,11 +319,8 @@ class ClientStage:
   def _run(self, share: Share, resources: Resources) -> compiled_loop.Results:
     loop, feeds = self.loop, resources.arrays.here(share.feeds)
     inputs = loop_inputs.Inputs(self.values, share.kept, feeds, self.zeros)
-    one_by_one = debugging.OneByOne(loop, share.shard, inputs)
-    if resources.debug:
-      return one_by_one.run()
     signature = loop_inputs.signature_of(feeds, share.shard.bucket)
-    with one_by_one.explaining():
+    with failing_clients.named(loop, share.shard, inputs):
       compiled = resources.chooser.compiled(
         self.name, loop, signature, lambda: inputs.flat(loop, 1)
       )
@@ -333,10 +328,10 @@ class ClientStage:
 
 
 def _source(part: Any) -> sources.Source:
-  """Return the source of a shard's leaves, which owns the file, if any."""
-  if isinstance(part, deposits.Deposit):
-    return part.owned()
-  return sources.Held([leaf.numpy() for leaf in part])
+  """Return the source of a shard's leaves."""
+  if isinstance(part, list):
+    return sources.Held([leaf.numpy() for leaf in part])
+  return part
 
 
 def _to_tensor(leaf: Any) -> tf.Tensor:

@@ -202,7 +202,6 @@ def cohort_in_lanes(
     jit,
     threads,
     strict,
-    False,
     choices,
     make_loop=functools.partial(make_loop, lanes, strict),
   )

@@ -76,7 +76,7 @@ def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
   return tff.structure.Struct(converted)
 
 
-class _Runtime:
+class _NativeContext:
   """Base of both kinds of runtime: a worker, and a place on TFF's stack."""
 
   def __init__(
@@ -137,7 +137,7 @@ class _Runtime:
     return _with_lists(argument, computation.type_signature.parameter)
 
 
-class NativeRuntime(_Runtime, tff.framework.SyncExecutionContext):
+class NativeRuntime(_NativeContext, tff.framework.SyncExecutionContext):
   """Runtime that runs a computation when called and returns its result."""
 
   def invoke(self, comp: tff.Computation, arg: object) -> object:
@@ -152,7 +152,7 @@ class NativeRuntime(_Runtime, tff.framework.SyncExecutionContext):
       raise
 
 
-class AsyncNativeRuntime(_Runtime, tff.framework.AsyncExecutionContext):
+class AsyncNativeRuntime(_NativeContext, tff.framework.AsyncExecutionContext):
   """Runtime that runs a computation when awaited."""
 
   async def invoke(self, comp: tff.Computation, arg: object) -> object:

@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import logging
 
-from tff_partial.runtimes.values import private_folders
+from tff_partial.runtimes.ray_runtime import private_folders
 
 LOOPBACK = '127.0.0.1'
 # Token settings that Ray reads, in this process and in those that it starts.

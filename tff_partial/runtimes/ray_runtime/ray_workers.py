@@ -20,7 +20,6 @@ died of are given up, with an error that gives the places of their clients.
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -28,22 +27,21 @@ import tempfile
 import threading
 import time
 from typing import Any
-import warnings
 
 from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.errors import UserError
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime import jit_autotuning
 from tff_partial.runtimes.cohort_runtime import rounds
 from tff_partial.runtimes.cohort_runtime.cohort import AsyncCohortRuntime
 from tff_partial.runtimes.cohort_runtime.cohort import CohortRuntime
-from tff_partial.runtimes.ray_runtime import ray_access
+from tff_partial.runtimes.program import serialized
+from tff_partial.runtimes.ray_runtime import cluster
+from tff_partial.runtimes.ray_runtime import deposits
 from tff_partial.runtimes.ray_runtime import remote_shards
-from tff_partial.runtimes.values import deposits
 
 # Number of workers lost to the same shards after which these are given up.
 _ATTEMPTS = 5
@@ -54,11 +52,6 @@ _STARTING = 600.0
 _LONG = 60.0
 # Seconds between two checks of silent workers.
 _LOOK_AGAIN = 1.0
-# Seconds between two checks of the size of the cluster.
-_COUNT_AGAIN = 10.0
-# Ray reports no usage statistics, and does not complain of uncollected metrics:
-# errors are raised.
-_SETTINGS = {'RAY_USAGE_STATS_ENABLED': '0', 'RAY_BACKEND_LOG_LEVEL': 'fatal'}
 
 
 def ray(
@@ -120,212 +113,14 @@ def ray(
   if address == 'local':
     address = None
   crew = _Crew(
-    _Cluster(address, workers, cpus_per_worker, gpus_per_worker),
+    cluster.Cluster(address, workers, cpus_per_worker, gpus_per_worker),
     (jit, strict, cpus_per_worker),
     patience,
     tempfile.gettempdir() if folder is None and address is None else folder,
   )
   if asynchronous:
-    return AsyncCohortRuntime(jit, None, strict, False, choices, crew)
-  return CohortRuntime(jit, None, strict, False, choices, crew)
-
-
-class _Cluster:
-  """Ray cluster, and the actors on it."""
-
-  def __init__(
-    self, address: str | None, workers: int | None, cpus: int, gpus: float
-  ):
-    self._address, self._workers = address, workers
-    self._cpus, self._gpus = cpus, gpus
-    self._is_ours = False
-    # Cleans up when the cluster that we started has ended.
-    self._private = contextlib.ExitStack()
-    self._counted: tuple[float, int] = (-_COUNT_AGAIN, 1)
-
-  def start(self) -> None:
-    """Join the cluster, or start one."""
-    # Ray reads these when it is imported.
-    for name, value in _SETTINGS.items():
-      os.environ.setdefault(name, value)
-    import ray as ray_lib
-
-    if ray_lib.is_initialized():
-      ray_access.warn_of_access(ray_lib.get_runtime_context().gcs_address)
-      return
-    try:
-      with contextlib.ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter('ignore', FutureWarning)
-        ray_lib.init(
-          address=self._address or 'local',
-          log_to_driver=False,
-          configure_logging=False,
-          **self._own_options(stack),
-        )
-        self._private = stack.pop_all()
-    except (OSError, RuntimeError, ValueError) as error:
-      why = errors.telling_line(error)
-      raise errors.CohortRuntimeError(
-        f'No Ray cluster can be started on this machine: {why}'
-        if self._address is None
-        else f'No Ray cluster answers at {self._address!r}: {why}; start one '
-        'with `ray start --head`, or leave out the address for one on this '
-        'machine.'
-      ) from error
-    self._is_ours = True
-    if self._address is not None:
-      ray_access.warn_of_access(self._address)
-
-  def _own_options(self, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Return arguments of `ray.init` for a cluster that is started, if any."""
-    if self._address is not None:
-      return {}
-    options = stack.enter_context(ray_access.private())
-    options['include_dashboard'] = False
-    if self._workers is not None:
-      # The requested workers are started, however few cores there are.
-      options['num_cpus'] = self._workers * self._cpus
-    return options
-
-  def close(self) -> None:
-    """Leave the cluster, if we joined it; end it, if we started it."""
-    import ray as ray_lib
-
-    if self._is_ours and ray_lib.is_initialized():
-      ray_lib.shutdown()
-    self._private.close()
-    self._is_ours = False
-
-  def num_workers(self) -> int:
-    """Return how many workers there should be now."""
-    if self._workers is not None:
-      return self._workers
-    import ray as ray_lib
-
-    when, number = self._counted
-    if time.monotonic() - when > _COUNT_AGAIN:
-      has = ray_lib.cluster_resources()
-      number = int(has.get('CPU', 0) // self._cpus)
-      if self._gpus:
-        number = min(number, int(has.get('GPU', 0) / self._gpus))
-      number = max(number, 1)
-      self._counted = time.monotonic(), number
-    return number
-
-  def describe(self) -> str:
-    """Describe the resources of the cluster."""
-    import ray as ray_lib
-
-    has, free = ray_lib.cluster_resources(), ray_lib.available_resources()
-    return (
-      f'The cluster has {has.get("CPU", 0):g} processors, of which '
-      f'{free.get("CPU", 0):g} are free; a worker needs {self._cpus}'
-    )
-
-  def hire(self, options: tuple[Any, ...]) -> Any:
-    """Request an actor, which may take a while to start."""
-    import ray as ray_lib
-
-    kernels = tf.config.threading.get_intra_op_parallelism_threads()
-    actor = ray_lib.remote(
-      num_cpus=self._cpus,
-      num_gpus=self._gpus,
-      max_restarts=0,
-      max_task_retries=0,
-      concurrency_groups={'control': 1},
-    )(_actor_class(ray_lib))
-    return actor.remote(options, kernels)
-
-  def end(self, actor: Any, place: tuple[str, int] | None) -> None:
-    """End an actor, even one that does not respond.
-
-    Args:
-      actor: The actor.
-      place: The node and id of its process, if they are known.
-    """
-    import ray as ray_lib
-
-    with contextlib.suppress(Exception):
-      ray_lib.kill(actor, no_restart=True)
-    if place is None:
-      return
-    node, pid = place
-    affinity = ray_lib.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-
-    def end_process() -> None:
-      import os
-      import signal
-
-      try:
-        os.kill(pid, signal.SIGKILL)
-      except ProcessLookupError:
-        pass
-
-    with contextlib.suppress(Exception):
-      ray_lib.remote(end_process).options(
-        num_cpus=0,
-        max_retries=0,
-        scheduling_strategy=affinity(node_id=node, soft=False),
-      ).remote()
-
-
-def _actor_class(ray_lib: Any) -> type:
-  """Return the class of actors; only this requires Ray."""
-
-  class Shards:
-    """Process that runs shards."""
-
-    def __init__(self, options: tuple[Any, ...], kernels: int):
-      with contextlib.suppress(RuntimeError):
-        tf.config.threading.set_intra_op_parallelism_threads(kernels)
-      self._worker = remote_shards.ShardWorker(*options)
-
-    @ray_lib.method(concurrency_group='control')
-    def place(self) -> tuple[str, int]:
-      """Return the node and process id; also shows that it is alive."""
-      return ray_lib.get_runtime_context().get_node_id(), os.getpid()
-
-    def run(self, job: '_Job') -> remote_shards.Answer:
-      """Run some shards."""
-      try:
-        if not self._worker.knows(job.key):
-          self._worker.learn(ray_lib.get(job.program))
-        return self._worker.run(
-          job.key,
-          ray_lib.get(job.common),
-          job.shares,
-          job.choices,
-          ray_lib.get,
-          job.keys,
-        )
-      except Exception as error:
-        # TensorFlow's errors may hold objects that cannot be sent.
-        if not isinstance(error, UserError):
-          error = RuntimeError(f'{type(error).__name__}: {error}')
-        return remote_shards.Answer(error=error.with_traceback(None))
-
-  return Shards
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-  """Shards as they are sent to an actor.
-
-  Attributes:
-    key: The key of the program.
-    program: A reference to the program.
-    common: A reference to the inputs that all shards of the loop share.
-    shares: The inputs of each shard.
-    choices: Whether XLA compiles loops, as far as that is decided.
-    keys: The keys of all arrays that may be named again.
-  """
-
-  key: str
-  program: Any
-  common: Any
-  shares: Sequence[remote_shards.Share]
-  choices: Mapping[str, bool]
-  keys: Sequence[int]
+    return AsyncCohortRuntime(jit, None, strict, choices, crew)
+  return CohortRuntime(jit, None, strict, choices, crew)
 
 
 @dataclasses.dataclass
@@ -356,12 +151,12 @@ class _Crew:
 
   def __init__(
     self,
-    cluster: _Cluster,
+    on: cluster.Cluster,
     options: tuple[Any, ...],
     patience: float,
     folder: str | os.PathLike[str] | None,
   ):
-    self._cluster, self._options, self._patience = cluster, options, patience
+    self._cluster, self._options, self._patience = on, options, patience
     self._folder = folder
     # The folder of workers' files, once there are workers.
     self._deposits: str | None = None
@@ -423,12 +218,12 @@ class _Crew:
             len(shares), self._cluster.num_workers()
           )
         ],
-        lambda some: _Job(
+        lambda some: cluster.Job(
           key,
           program,
           common,
           [
-            remote_shards.Share.of(share(), stage.loop.program)
+            remote_shards.SentShare.of(share(), stage.loop.program)
             for share in some
           ],
           dict(chooser.choices),
@@ -446,7 +241,7 @@ class _Crew:
 
   def _program(self, computation: tff.Computation) -> tuple[str, Any]:
     if computation not in self._programs:
-      program = remote_shards.Program.of(computation)
+      program = serialized.SerializedComputation.of(computation)
       self._programs[computation] = program.key, self.put(program)
     return self._programs[computation]
 
@@ -548,7 +343,7 @@ class _Work:
   def __init__(
     self,
     blocks: Sequence[Sequence[Callable[[], rounds.Share]]],
-    job: Callable[[Sequence[Callable[[], rounds.Share]]], _Job],
+    job: Callable[[Sequence[Callable[[], rounds.Share]]], cluster.Job],
   ):
     self._blocks, self._job = blocks, job
     self._waiting = collections.deque(range(len(blocks)))
@@ -571,7 +366,7 @@ class _Work:
       return self._waiting.popleft()
     return None
 
-  def job(self, block: int) -> _Job:
+  def job(self, block: int) -> cluster.Job:
     """Build a block as it is sent."""
     return self._job(self._blocks[block])
 
@@ -594,8 +389,7 @@ class _Work:
       f'{_ATTEMPTS} workers were lost while they ran the clients from place '
       f'{places.min()} to {places.max()} of the cohort (counted from 0), the '
       f'last because {why}. If it was memory, give workers more of it '
-      '(workers=, cpus_per_worker=), or make batches smaller; to see which '
-      'client it is, run the round with `runtimes.cohort(debug=True)`.'
+      '(workers=, cpus_per_worker=), or make batches smaller.'
     )
 
   def answers(self) -> list[remote_shards.Answer]:

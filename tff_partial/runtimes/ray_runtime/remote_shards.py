@@ -10,23 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import dataclasses
 import functools
-import hashlib
 import threading
 from typing import Any
 import weakref
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_partial.runtimes import merging
 from tff_partial.runtimes.cohort_runtime import jit_autotuning
 from tff_partial.runtimes.cohort_runtime import rounds
 from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.runtimes.program import flat_program
+from tff_partial.runtimes.program import serialized
+from tff_partial.runtimes.ray_runtime import deposits
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import client_feeds
-from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import typed_values
 
 # Leaves of values by the places of their keys among `Program.keys`: the keys
@@ -35,37 +34,6 @@ _ByPlace = Mapping[int, Sequence[Any] | deposits.Deposit]
 
 # Results of a shard are left in a file if they have at least so many bytes.
 _BYTES_OF_DEPOSIT = 1 << 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-  """Computation as it is sent.
-
-  Attributes:
-    key: A hash that is the same for a computation in every process.
-    serialized: The computation.
-  """
-
-  key: str
-  serialized: bytes
-
-  @classmethod
-  def of(cls, computation: tff.Computation) -> 'Program':
-    """Serialize a computation."""
-    proto = tff.framework.serialize_computation(computation)
-    serialized = proto.SerializeToString(deterministic=True)
-    return cls(hashlib.sha256(serialized).hexdigest(), serialized)
-
-  def computation(self) -> tff.Computation:
-    """Deserialize the computation."""
-    proto = type(tff.framework.serialize_computation(_nothing))()
-    proto.ParseFromString(self.serialized)
-    return tff.framework.deserialize_computation(proto)
-
-
-@tff.tensorflow.computation
-def _nothing() -> int:
-  return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +173,6 @@ class ShardWorker:
       client_feeds.DeviceArrays(),
       self._chooser,
       futures.ThreadPoolExecutor(threads) if threads > 1 else None,
-      debug=False,
     )
     self._programs: dict[str, rounds.CompiledComputation] = {}
     self._arrays: dict[int, np.ndarray] = {}
@@ -214,7 +181,7 @@ class ShardWorker:
     """Check whether it has a program already."""
     return key in self._programs
 
-  def learn(self, program: Program) -> None:
+  def learn(self, program: serialized.SerializedComputation) -> None:
     """Add a program."""
     self._programs[program.key] = rounds.CompiledComputation(
       program.computation()
@@ -224,7 +191,7 @@ class ShardWorker:
     self,
     key: str,
     common: Common,
-    shares: 'Sequence[Share]',
+    shares: 'Sequence[SentShare]',
     choices: Mapping[str, bool],
     fetch: Callable[[Any], np.ndarray],
     keys: Sequence[int],
@@ -259,7 +226,7 @@ class ShardWorker:
 
     lock = threading.Lock()  # Shards may ask for the same array.
 
-    def opened(share: Share) -> rounds.Share:
+    def opened(share: SentShare) -> rounds.Share:
       feeds = [feed.opened() for feed in share.feeds]
       with lock:
         feeds = _with_tensors(feeds, _Named, tensor)
@@ -295,7 +262,7 @@ class ShardWorker:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class SentShare:
   """`rounds.Share` as it is sent.
 
   Attributes:
@@ -309,7 +276,9 @@ class Share:
   kept: _ByPlace
 
   @classmethod
-  def of(cls, share: rounds.Share, program: flat_program.Program) -> 'Share':
+  def of(
+    cls, share: rounds.Share, program: flat_program.Program
+  ) -> 'SentShare':
     """Prepare a share to be sent."""
     kept = by_place(program, share.kept)
     return cls(share.shard, share.feeds, kept)
@@ -352,8 +321,15 @@ def joined(
   returned: list[rounds.Returned] = []
   for answer in answers:
     tree.add(list(map(to_tensor, answer.totals)))
-    returned.extend(by_key(stage.loop.program, one) for one in answer.returned)
+    for one in answer.returned:
+      values = by_key(stage.loop.program, one)
+      returned.append({key: _owned(value) for key, value in values.items()})
   return tree.root(), returned
+
+
+def _owned(value: Any) -> Any:
+  """Return a result; the file that it is in, if any, goes with it."""
+  return value.owned() if isinstance(value, deposits.Deposit) else value
 
 
 def blocks(number: int, workers: int) -> list[range]:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
-from tff_partial.runtimes.values import sources
+from tff_partial.runtimes.values.sources import Scattered
 
 
 class Column:
@@ -51,13 +51,6 @@ class Column:
     if not self.is_ragged:
       return [next(arrays).stack()]
     return [next(arrays).concat(), next(arrays).stack()]
-
-  def stack_eagerly(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Stack the leaves of clients that ran one by one."""
-    parts = list(zip(*[self._parts(leaf) for leaf in leaves], strict=True))
-    if not self.is_ragged:
-      return [tf.stack(parts[0])]
-    return [tf.concat(parts[0], 0), tf.stack(parts[1])]
 
   def read(self, tensors: Iterator[tf.Tensor]) -> 'tf.Tensor | Ragged':
     """Return the clients' leaves, by place, from what `stack` returned."""
@@ -133,7 +126,7 @@ class Columns(list[Any]):
   # Both are None in an ordinary list, which lacks the others too.
   _leaves: Sequence[Any] | None = None
   _read: 'Callable[[Sequence[int]], Columns] | None' = None
-  _scattered: sources.Scattered | None = None
+  _scattered: Scattered | None = None
   _size: int
   _convert: Callable[[Iterator[Any]], Any]
 
@@ -178,10 +171,10 @@ class Columns(list[Any]):
   @classmethod
   def of_scattered(
     cls,
-    scattered: sources.Scattered,
+    scattered: Scattered,
     convert: Callable[[Iterator[Any]], Any],
   ) -> Self:
-    """Wrap values in files; the process that runs a client can read its own.
+    """Wrap values that the process that runs a client can read itself.
 
     Args:
       scattered: The location of the values.
@@ -197,7 +190,7 @@ class Columns(list[Any]):
     return columns
 
   @property
-  def scattered(self) -> sources.Scattered | None:
+  def scattered(self) -> Scattered | None:
     """Location of the values, if not in this process."""
     return self._scattered
 

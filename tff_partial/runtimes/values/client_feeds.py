@@ -16,7 +16,7 @@ from tff_partial.runtimes.values import readers
 from tff_partial.runtimes.values import typed_values
 
 
-class Kind(enum.Enum):
+class LeadingAxis(enum.Enum):
   """Meaning of the leading dimension of a tensor."""
 
   CLIENTS = 'the clients'
@@ -35,7 +35,7 @@ class Feed:
   """
 
   tensors: Sequence[Any]
-  kinds: tuple[Kind, ...]
+  kinds: tuple[LeadingAxis, ...]
   rows: Any
 
   def opened(self) -> 'Feed':
@@ -84,7 +84,7 @@ class UnreadFields:
 
   unread: Any
   given: Mapping[str, np.ndarray]
-  reader: readers.Reader
+  reader: readers.ValueReader
   where: str
 
   def leaves(self) -> Sequence[np.ndarray]:
@@ -141,7 +141,7 @@ def fed(
   check_lengths(leaves, clients, where)
   tensors = [pad(leaf, size) for leaf in leaves]
   return Feed(
-    tensors, (Kind.CLIENTS,) * len(tensors), np.zeros([size], np.int32)
+    tensors, (LeadingAxis.CLIENTS,) * len(tensors), np.zeros([size], np.int32)
   )
 
 

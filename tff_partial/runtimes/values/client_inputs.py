@@ -72,23 +72,23 @@ class _Stacked(Clients):
 
 
 class _Scattered(Clients):
-  """Values in files, read by the process that runs their clients."""
+  """Values that are read by the process that runs their clients."""
 
-  def __init__(self, scattered: sources.Scattered, where: str):
-    self._scattered, self._where = scattered, where
+  def __init__(self, values: sources.Scattered, where: str):
+    self._values, self._where = values, where
 
   def __len__(self) -> int:
-    return len(self._scattered)
+    return len(self._values)
 
   def client_bytes(self) -> int:
-    return self._scattered.client_bytes
+    return self._values.client_bytes
 
   def groups(self) -> Sequence[int]:
     return [0] * len(self)
 
   def feed(self, positions: np.ndarray, size: int) -> client_feeds.UnreadFeed:
-    scattered = self._scattered.take(positions)
-    return client_feeds.UnreadFeed(scattered, len(positions), self._where, size)
+    values = self._values.take(positions)
+    return client_feeds.UnreadFeed(values, len(positions), self._where, size)
 
 
 class _OnDemand(Clients):
@@ -98,7 +98,7 @@ class _OnDemand(Clients):
     self,
     size: int,
     read: Callable[[Sequence[int]], client_batch.Columns],
-    reader: readers.Reader,
+    reader: readers.ValueReader,
     where: str,
   ):
     self._size, self._read = size, read
@@ -124,7 +124,9 @@ class _OnDemand(Clients):
 class _Listed(Clients):
   """A plain sequence of client values."""
 
-  def __init__(self, values: Sequence[Any], reader: readers.Reader, where: str):
+  def __init__(
+    self, values: Sequence[Any], reader: readers.ValueReader, where: str
+  ):
     self._clients = [
       typed_values.leaves(reader(value, where, f'client {index}'))
       for index, value in enumerate(values)
@@ -152,15 +154,15 @@ class _Listed(Clients):
   def feed(self, positions: np.ndarray, size: int) -> client_feeds.Feed:
     clients = [self._clients[position] for position in positions]
     tensors: list[Any] = []
-    kinds: list[client_feeds.Kind] = []
+    kinds: list[client_feeds.LeadingAxis] = []
     for leaves in zip(*clients, strict=True):
       if isinstance(leaves[0], sequences.Elements):
         laid = sequences.laid(leaves, size)
         tensors.extend(laid)
-        kinds.extend([client_feeds.Kind.LAID] * (len(laid) - 1))
+        kinds.extend([client_feeds.LeadingAxis.LAID] * (len(laid) - 1))
       else:
         tensors.append(client_feeds.pad(np.stack(leaves), size))
-      kinds.append(client_feeds.Kind.CLIENTS)
+      kinds.append(client_feeds.LeadingAxis.CLIENTS)
     return client_feeds.Feed(tensors, tuple(kinds), np.zeros([size], np.int32))
 
 
@@ -170,7 +172,7 @@ class _Grouped(Clients):
   def __init__(
     self,
     cohort: Any,
-    reader: readers.Reader,
+    reader: readers.ValueReader,
     where: str,
     arrays: client_feeds.DeviceArrays,
   ):
@@ -216,7 +218,7 @@ class _Resident:
   def __init__(
     self,
     group: Any,
-    reader: readers.Reader,
+    reader: readers.ValueReader,
     where: str,
     arrays: client_feeds.DeviceArrays,
   ):
@@ -243,7 +245,9 @@ class _Resident:
         for leaf, is_resident in self._leaves
       ],
       tuple(
-        client_feeds.Kind.RESIDENT if is_resident else client_feeds.Kind.CLIENTS
+        client_feeds.LeadingAxis.RESIDENT
+        if is_resident
+        else client_feeds.LeadingAxis.CLIENTS
         for _, is_resident in self._leaves
       ),
       client_feeds.pad(self._rows[places], size),
@@ -253,7 +257,7 @@ class _Resident:
 class _UnreadGroup:
   """Group whose clients are read where they run."""
 
-  def __init__(self, group: Any, reader: readers.Reader, where: str):
+  def __init__(self, group: Any, reader: readers.ValueReader, where: str):
     self._group, self._reader, self._where = group, reader, where
     given = typed_values.leaves([*group.given.values()])
     client_feeds.check_lengths(given, len(group.positions), where)
@@ -273,7 +277,7 @@ class _UnreadGroup:
 
 
 def _leaves_of(
-  group: Any, reader: readers.Reader, where: str
+  group: Any, reader: readers.ValueReader, where: str
 ) -> list[tuple[np.ndarray, bool]]:
   """Return a type's leaves, found by name, and whether each is resident."""
   if not group.resident:
@@ -300,7 +304,7 @@ def _leaves_of(
 
 def open_argument(
   value: Any,
-  reader: readers.Reader,
+  reader: readers.ValueReader,
   where: str,
   arrays: client_feeds.DeviceArrays,
 ) -> Clients:

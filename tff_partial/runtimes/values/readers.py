@@ -22,7 +22,7 @@ _TAKEN = {'f': 'fiu', 'c': 'cfiu', 'i': 'iu', 'u': 'iu'}
 _WIDENED = {'f': 'f', 'c': 'c', 'i': 'iu', 'u': 'iu'}
 
 
-class Reader:
+class ValueReader:
   """Reader of Python values of one type, as nested lists of arrays.
 
   Built once per type and called for each client in each round, so optimized for
@@ -38,16 +38,16 @@ class Reader:
     if isinstance(type_spec, tff.FederatedType):
       type_spec = type_spec.member
     self.type_spec = type_spec
-    self.elements: list[tuple[str, Reader]] = []
+    self.elements: list[tuple[str, ValueReader]] = []
     self._is_structure = isinstance(type_spec, tff.StructType)
-    self._sequence: tuple[sequences.Layout, Reader] | None = None
+    self._sequence: tuple[sequences.SequenceLayout, ValueReader] | None = None
     if isinstance(type_spec, tff.SequenceType):
-      layout = sequences.Layout(type_spec)
-      self._sequence = layout, Reader(type_spec.element)
+      layout = sequences.SequenceLayout(type_spec)
+      self._sequence = layout, ValueReader(type_spec.element)
     elif self._is_structure:
       self._names = [name for name, _ in typed_values.fields(type_spec)]
       self.elements = [
-        (name or str(index), Reader(element))
+        (name or str(index), ValueReader(element))
         for index, (name, element) in enumerate(typed_values.fields(type_spec))
       ]
     else:
@@ -79,9 +79,9 @@ class Reader:
     return not typed_values.tensor_specs(self.type_spec)
 
   @functools.cached_property
-  def stacked(self) -> 'Reader':
+  def stacked(self) -> 'ValueReader':
     """Reader of many such values, stacked along a leading dimension."""
-    return Reader(_stacked(self.type_spec))
+    return ValueReader(_stacked(self.type_spec))
 
   def __call__(self, value: Any, *where: str) -> typed_values.Nested:
     """Read a value as nested lists.
@@ -208,10 +208,10 @@ class Reader:
     return np.asarray(value)
 
 
-def _of_type(serialized: bytes) -> Reader:
+def _of_type(serialized: bytes) -> ValueReader:
   """Build the reader of a pickled type."""
   kind = type(tff.types.serialize_type(tff.StructType([])))
-  return Reader(tff.types.deserialize_type(kind.FromString(serialized)))
+  return ValueReader(tff.types.deserialize_type(kind.FromString(serialized)))
 
 
 def _holds(taken: np.ndarray, given: np.ndarray) -> bool:

@@ -66,7 +66,7 @@ class Elements:
     return _dataset(self.components, self.batch_size or None)
 
 
-class Layout:
+class SequenceLayout:
   """Layout of sequences of one type.
 
   Attributes:

@@ -46,7 +46,7 @@ def fitted(
   ]
   if all(rows is None for rows in rows_of):
     return states
-  reader = readers.Reader(kind)
+  reader = readers.ValueReader(kind)
   flat = [
     typed_values.leaves(reader(state, f'client state {place}'))
     for place, state in enumerate(states)

@@ -155,7 +155,7 @@ class Converter:
 
   def __init__(self, kind: tff.Type):
     """Take the type C of a client state."""
-    self._reader = readers.Reader(kind)
+    self._reader = readers.ValueReader(kind)
     self._convert = typed_values.converter(kind)
     self.specs = typed_values.tensor_specs(kind)
 

@@ -19,7 +19,7 @@ import weakref
 import numpy as np
 
 from tff_partial.runtimes import errors
-from tff_partial.runtimes.values import private_folders
+from tff_partial.runtimes.ray_runtime import private_folders
 from tff_partial.runtimes.values import sources
 
 
@@ -94,7 +94,7 @@ class Deposit:
               f'{self.path} has become shorter. Go on from the last checkpoint.'
             )
 
-  def take(self, rows: np.ndarray) -> tuple[sources.Source, np.ndarray]:
+  def take(self, rows: np.ndarray) -> 'tuple[sources.Source, np.ndarray]':
     """Return itself: a file is not sent, only its path."""
     return self, rows
 
