@@ -7,17 +7,14 @@ the value, or the error, that it gets natively.
 import collections
 from collections.abc import Callable
 import gc
-import logging
 import threading
 from typing import Any
 
-from absl import logging as absl_logging
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.support import on_native
 from tff_partial.runtimes import cohort
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.graphs import operations
@@ -38,28 +35,9 @@ def _mapped(function: Callable[[Any], Any], type_spec: Any) -> tff.Computation:
 
 
 @pytest.fixture(scope='module')
-def natively():
-  """Runs something on the native runtime."""
-  with on_native.running() as run:
-    yield run
-
-
-@pytest.fixture(scope='module')
 def runtimes():
   """One runtime for each setting."""
   return {jit: cohort(jit=jit, threads=2) for jit in (False, True, 'auto')}
-
-
-@pytest.fixture
-def log():
-  """The messages that the runtime logs."""
-  messages = []
-  handler = logging.Handler()
-  handler.emit = lambda record: messages.append(record.getMessage())
-  logger = absl_logging.get_absl_logger()
-  logger.addHandler(handler)
-  yield messages
-  logger.removeHandler(handler)
 
 
 def _floats(*values: float) -> np.ndarray:
@@ -127,11 +105,6 @@ _DOUBTFUL: dict[str, tuple[Callable[..., Any], np.ndarray, np.ndarray]] = {
     _integers(0, 3),
     _integers(0, -1),
   ),
-  'gather in batches': (
-    lambda i: tf.gather(_CUBE[0, 0:2], i[:, None], batch_dims=1),
-    _integers(0, 3),
-    _integers(0, 4),
-  ),
   'gather_nd': (
     lambda i: tf.gather_nd(_CUBE, i[None]),
     _integers(1, 2),
@@ -169,7 +142,6 @@ _DOUBTFUL: dict[str, tuple[Callable[..., Any], np.ndarray, np.ndarray]] = {
     _integers(3),
   ),
   'division': (lambda i: 7 // i, _integers(-2, 3), _integers(1, 0)),
-  'remainder': (lambda i: 7 % i, _integers(-2, 3), _integers(1, 0)),
   'power': (lambda i: tf.pow(3, i), _integers(0, 2), _integers(0, -2)),
   'shift': (
     lambda i: tf.bitwise.left_shift(3, i),
@@ -188,18 +160,12 @@ _DOUBTFUL: dict[str, tuple[Callable[..., Any], np.ndarray, np.ndarray]] = {
     _floats(-2.7, 2e9),
     _floats(1, 3e9),
   ),
-  'small whole numbers': (
-    lambda x: tf.cast(x, tf.uint8),
-    _floats(0, 255.5),
-    _floats(-1, 256),
-  ),
   'whole numbers of NaN': (
     lambda x: tf.cast(x, tf.int64),
     _floats(9e18),
     _floats(_NAN),
   ),
   'argmax': (tf.argmax, _floats(3, 2, 1), _floats(3, 2, _NAN)),
-  'argmin': (tf.argmin, _floats(3, 2, 1), _floats(1, _NAN, 2)),
   'sort': (tf.sort, _floats(3, 2, 1), _floats(_NAN, 2, 1)),
   'order': (tf.argsort, _floats(0, 0, 1), _floats(-0.0, 0.0, 1)),
   'softmax': (tf.nn.softmax, _floats(1, -_INFINITE), _floats(1, _INFINITE)),
@@ -217,7 +183,6 @@ _DOUBTFUL: dict[str, tuple[Callable[..., Any], np.ndarray, np.ndarray]] = {
   ),
   'erfinv': (tf.math.erfinv, _floats(-1, 0.5), _floats(1.5, 0.5)),
   'slope of relu': (_slope(tf.nn.relu), _floats(1, -1), _floats(1, _NAN)),
-  'slope of elu': (_slope(tf.nn.elu), _floats(1, -1), _floats(1, _NAN)),
   'slope of rsqrt': (_slope(tf.math.rsqrt), _floats(1, 4), _floats(1, -1)),
   'pooling': (
     lambda x: tf.nn.max_pool1d(x[None, :, None], 2, 1, 'VALID'),
@@ -589,8 +554,6 @@ _TAKEN = [
   (np.str_, b'a\x00', b'a\x00'),
   (np.str_, np.bytes_(b'a\x00'), b'a\x00'),
   (np.int32, np.int8(-3), -3),
-  (np.int32, np.uint16(3), 3),
-  (np.float32, np.float16(0.5), 0.5),
   (np.float64, np.float32(0.5), 0.5),
   (np.float32, 16777216, 16777216.0),
   ((np.int32, [2]), np.array([1, -2], np.int8), [1, -2]),
@@ -599,18 +562,11 @@ _TAKEN = [
 ]
 _REFUSED = [
   (np.int32, 2**31),
-  (np.uint8, 300),
   (np.uint8, -1),
-  (np.uint32, -1),
-  (np.int64, 2**63),
   (np.float32, 1e300),
-  (np.float16, 1e6),
   (np.float32, 16777217),
   (np.int32, np.int64(3)),
-  (np.int32, np.uint32(3)),
-  (np.uint8, np.int8(3)),
   (np.float32, np.float64(1)),
-  (np.float32, np.int8(1)),
   (np.int32, True),
   ((np.int32, [2]), [1, 2**31]),
 ]
@@ -684,24 +640,6 @@ def test_a_changed_list_is_an_ordinary_one(runtimes):
     with pytest.raises(AttributeError, match='changed'):
       _ = numbers.stacked
     assert list(_same(np.int32)(numbers)) == [4, 6]
-
-
-def test_a_lazy_list_hides_nothing_from_other_lists(runtimes):
-  with runtimes[False]:
-    numbers = _same(np.int32)([5, 4])
-  grown = [1]
-  grown.extend(numbers)
-  grown += numbers
-  grown[:1] = numbers
-  assert grown == [5, 4, 5, 4, 5, 4]
-  assert [1] + numbers == [1, 5, 4] and numbers + numbers == [5, 4, 5, 4]
-  assert (*numbers,) == (5, 4) and [*numbers] == [5, 4]
-  assert sorted(numbers) == [4, 5] and 4 in numbers and numbers.index(4) == 1
-  assert numbers > [5] and [5] < numbers and numbers * 2 == [5, 4, 5, 4]
-  np.testing.assert_array_equal(np.array(numbers), [5, 4])
-  # Every method of lists was thought of.
-  inherited = set(dir(list)) - set(vars(type(numbers))) - set(dir(object))
-  assert inherited == {'__class_getitem__'}
 
 
 @pytest.mark.parametrize('jit', [False, True])
@@ -781,24 +719,7 @@ def test_a_dropped_runtime_leaves_the_context_stack_alone():
     assert list(_same(np.int32)([1])) == [1]
 
 
-# ---- lists of operations -----------------------------------------------------
-
-
-def test_the_lists_name_operations_that_exist():
-  names = [
-    *agreement._AGREE,
-    *agreement._OF_ALL,
-    *agreement._OF_FLOATS,
-    *agreement._OF_INTEGERS,
-    *operations._PURE,
-    *operations._SEEDED,
-  ]
-  unknown = [
-    name
-    for name in names
-    if operations.definition(tf.compat.v1.NodeDef(op=name)) is None
-  ]
-  assert not unknown
+# ---- operations that agree ---------------------------------------------------
 
 
 def test_xla_is_left_alone_where_it_was_used_too_early(monkeypatch, log):

@@ -9,22 +9,18 @@ import asyncio
 import collections
 from collections.abc import Callable
 import concurrent.futures
-import contextlib
 import json
-import logging
 import pathlib
 import pickle
 import subprocess
 import sys
 from typing import Any, NamedTuple
 
-from absl import logging as absl_logging
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.support import on_native
 import tff_partial
 from tff_partial.data.cohorts import Cohort
 from tff_partial.data.cohorts import CohortGroup
@@ -33,7 +29,6 @@ from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
 from tff_partial.runtimes.values import client_batch
-from tff_partial.runtimes.xla import conditionals
 
 _FEW = 5  # One shard.
 _MANY = 100  # Several shards.
@@ -370,13 +365,6 @@ def _assert_alike(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
       distance = np.linalg.norm((one.value - other.value) * finite)
       norm = np.linalg.norm(np.where(finite, other.value, 0.0))
       assert distance <= tolerance * max(norm, 1.0), one.path
-
-
-@pytest.fixture(scope='module')
-def natively():
-  """Runs something on the native runtime."""
-  with on_native.running() as run:
-    yield run
 
 
 @pytest.fixture(scope='module')
@@ -797,17 +785,6 @@ def test_a_measured_run_has_the_bits_of_its_choice(lawful):
   assert resumed.choices == choices
 
 
-@pytest.mark.slow
-def test_choices_are_obeyed_without_measuring(lawful):
-  with cohort(jit='auto') as context:
-    _weighted([1.0], [1.0])
-  for jit in (False, True):
-    choices = dict.fromkeys(context.choices, jit)
-    with cohort(jit='auto', choices=choices) as told:
-      _weighted([1.0], [1.0])
-    assert told.choices == choices and told.num_compiled == 1
-
-
 class _Timer:
   """Says that whatever is measured first is the slower of two."""
 
@@ -835,24 +812,6 @@ def test_a_choice_holds_for_all_shapes_of_a_loop(monkeypatch):
   assert context.num_compiled == resumed.num_compiled == 3
   assert context.choices == resumed.choices
   assert timer.calls == 2
-
-
-def test_what_xla_refuses_for_some_shapes_it_compiles_for_others(monkeypatch):
-  refused = []
-
-  def refuse(self, inputs, jit):
-    if jit and any(tensor.shape[1:] == [2, 2] for tensor in inputs):
-      refused.append(inputs)
-      raise ValueError('two rows')
-    return run(self, inputs, jit)
-
-  run = compiled_loop.CompiledLoop.run
-  monkeypatch.setattr(compiled_loop.CompiledLoop, 'run', refuse)
-  with cohort(jit=True) as context:
-    for shape in (_rows(1), _rows(3)[1:2], _rows(3)[2:3]):
-      _total_rows(shape)
-  assert len(refused) == 1
-  assert list(context.choices.values()) == [True]
 
 
 @tff.federated_computation(_at_clients(_ROWS))
@@ -950,33 +909,6 @@ def _shrink(x):
   )
 
 
-def _repeat(x):
-  """One branch has a loop in it, which may be worth skipping."""
-  return tf.cond(
-    tf.reduce_max(x) > 1.0,
-    lambda: tf.while_loop(
-      lambda y: tf.reduce_max(y) > 1.0, lambda y: [y / 2.0], [x]
-    )[0],
-    lambda: x,
-  )
-
-
-def _conditionals(function):
-  """How many conditionals its graph has, and how many are left of them."""
-  spec = tf.TensorSpec([3], tf.float32)
-  graph = tf.function(function).get_concrete_function(spec).graph
-  before = graph.as_graph_def()
-  return [
-    sum(node.op in ('If', 'StatelessIf') for node in graph_def.node)
-    for graph_def in (before, conditionals.as_choices(before, graph))
-  ]
-
-
-def test_only_cheap_conditionals_become_choices():
-  assert _conditionals(_shrink) == [1, 0]
-  assert _conditionals(_repeat) == [1, 1]
-
-
 def test_a_choice_is_what_the_conditional_would_be():
   @tff.federated_computation(_at_clients((np.float32, [3])))
   def shrink(clients):
@@ -1040,30 +972,16 @@ def _sequences(clients):
 _UNEVEN = tf.data.Dataset.range(1, 4).map(lambda size: tf.ones([size]))
 
 
-@contextlib.contextmanager
-def _log():
-  """The messages that the runtime logs."""
-  messages = []
-  handler = logging.Handler()
-  handler.emit = lambda record: messages.append(record.getMessage())
-  logger = absl_logging.get_absl_logger()
-  logger.addHandler(handler)
-  try:
-    yield messages
-  finally:
-    logger.removeHandler(handler)
-
-
 @pytest.mark.slow
-def test_uneven_sequences_go_to_the_native_runtime_with_one_line():
+def test_uneven_sequences_go_to_the_native_runtime_with_one_line(log):
   even = tf.data.Dataset.range(4, output_type=tf.float32).batch(3)
-  with _log() as messages, cohort():
+  with cohort():
     assert _sequences([even, even]) == 12.0
-    assert not messages
+    assert not log
     for _ in range(2):
       assert _sequences([even, _UNEVEN]) == 12.0
     assert _weighted([2.0], [3.0]) == (2.0, 3.0)
-  told = [message for message in messages if 'native runtime' in message]
+  told = [message for message in log if 'native runtime' in message]
   assert len(told) == 1
   assert 'elements differ in shape (argument/client 1)' in told[0]
 
@@ -1121,10 +1039,10 @@ def test_xla_knows_the_sizes_that_loops_hand_on():
     assert _total_in_loops([1.0, -3.0]) == -36.0
 
 
-def test_what_xla_refuses_runs_without_it_unless_strict():
-  with _log() as messages, cohort(jit=True):
+def test_what_xla_refuses_runs_without_it_unless_strict(log):
+  with cohort(jit=True):
     assert _strings([1, 2], 'ab', 7)[0] == b'ab3'
-  assert any('XLA refuses the loop' in message for message in messages)
+  assert any('XLA refuses the loop' in message for message in log)
   with cohort(jit=True, strict=True):
     with pytest.raises(errors.CohortRuntimeError, match='jit=False'):
       _strings([1, 2], 'ab', 7)
@@ -1153,11 +1071,11 @@ def _train_recurrent(unroll: bool) -> None:
 
 
 @pytest.mark.slow
-def test_recurrent_layers_are_told_how_to_compile():
+def test_recurrent_layers_are_told_how_to_compile(log):
   # Keras leaves a function for cuDNN in the graph, which nothing calls.
-  with _log() as messages, cohort(jit=True):
+  with cohort(jit=True):
     _train_recurrent(unroll=False)
-  (refused,) = [m for m in messages if 'XLA refuses' in m]
+  (refused,) = [m for m in log if 'XLA refuses' in m]
   assert 'unroll=True' in refused and 'randomness' not in refused
   with cohort(jit=True, strict=True):
     _train_recurrent(unroll=True)  # Its top-k accuracy, too.

@@ -131,14 +131,6 @@ def test_a_shortened_file_is_refused(tmp_path):
     scattered.leaves()
 
 
-def test_a_missing_file_is_refused(tmp_path):
-  scattered = _scattered(tmp_path)
-  path = scattered.sources[0].path
-  os.unlink(path)
-  with pytest.raises(CohortRuntimeError, match='All machines must see'):
-    scattered.leaves()
-
-
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
   missing = str(tmp_path / 'missing')
   with pytest.raises(CohortRuntimeError, match='Make room, or name another'):

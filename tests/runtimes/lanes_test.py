@@ -29,7 +29,6 @@ def _check(
   *,
   jit: bool = False,
   tolerance: float = 1e-5,
-  groups_convolutions: bool = False,
 ) -> lanes.Lanes:
   """Compares lanes with one call after the other.
 
@@ -39,7 +38,6 @@ def _check(
     apart: The others, with a leading dimension of lanes.
     jit: Whether XLA compiles the lanes.
     tolerance: How far apart the results may be.
-    groups_convolutions: See `Lanes`.
   """
 
   def spec(array: np.ndarray) -> tf.TensorSpec:
@@ -47,7 +45,7 @@ def _check(
 
   one = graphs.trace(run, [*map(spec, alike), *(spec(a[0]) for a in apart)])
   flags = [False] * len(alike) + [True] * len(apart)
-  built = lanes.Lanes(one, len(apart[0]), flags, groups_convolutions)
+  built = lanes.Lanes(one, len(apart[0]), flags)
   many = graphs.trace(
     lambda *flat: built(*flat), [*map(spec, alike), *map(spec, apart)], jit
   )
@@ -184,15 +182,8 @@ def test_what_is_drawn_from_seeds_is_drawn_for_each_lane():
   assert any('Random' in kind for kind, *_ in built.one_by_one)
 
 
-@pytest.mark.parametrize(
-  ('jit', 'groups_convolutions'),
-  [(False, False), (True, True)],
-  ids=['one for each lane', 'in groups'],
-)
 @pytest.mark.parametrize('shared', [False, True])
-def test_convolutions_with_filters_of_ones_own(
-  jit, groups_convolutions, shared
-):
+def test_convolutions_with_filters_that_differ(shared):
   def run(filters: Any, images: Any) -> Any:
     with tf.GradientTape() as tape:
       tape.watch([filters, images])
@@ -203,17 +194,7 @@ def test_convolutions_with_filters_of_ones_own(
   filters, images = _floats(_LANES, 3, 3, 2, 4), _floats(_LANES, 5, 8, 9, 2)
   alike = [filters[0]] if shared else []
   apart = [images] if shared else [filters, images]
-  built = _check(
-    run,
-    alike,
-    apart,
-    jit=jit,
-    tolerance=1e-4,
-    groups_convolutions=groups_convolutions,
-  )
-  if not shared:
-    alone = any(kind == 'Conv2D' for kind, *_ in built.one_by_one)
-    assert alone != groups_convolutions
+  _check(run, alike, apart, tolerance=1e-4)
 
 
 def test_an_assertion_speaks_of_lanes_at_work():

@@ -40,10 +40,3 @@ def test_who_merges_a_block_changes_nothing(block):
     shards = list(range(number))
     blocks = [shards[at : at + block] for at in range(0, number, block)]
     assert _merged(map(_merged, blocks)) == _expected(shards)
-
-
-def test_few_wait_for_the_others():
-  tree = merging.Tree(_pair)
-  for number in range(1000):
-    tree.add(number)
-    assert len(tree._waiting) <= 10

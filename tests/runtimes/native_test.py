@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import gc
 import importlib
-import inspect
 import os
 import pathlib
 import signal
@@ -21,7 +20,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes.native_runtime import worker as worker_module
 from tff_partial.runtimes.native_runtime.native import native
 from tff_partial.runtimes.native_runtime.worker import NativeRuntimeError
 
@@ -242,55 +240,6 @@ def test_nothing_outlives_a_program(programs, ending, status, workers_count):
     assert all(map(_is_alive, others))
 
 
-def _with_argument(argument: str) -> list[psutil.Process]:
-  found = []
-  for process in psutil.process_iter():
-    with contextlib.suppress(psutil.Error):
-      if argument in process.cmdline() and _is_alive(process):
-        found.append(process)
-  return found
-
-
-# Only what starts a worker, without the libraries that take seconds to import.
-_STARTING = f"""
-import contextlib, os, queue, signal, subprocess, sys, threading
-_LAUNCHER = {worker_module._LAUNCHER!r}
-{inspect.getsource(worker_module._spawn)}
-print(flush=True)
-_spawn(['/bin/sleep', sys.argv[1]])
-signal.pause()
-"""
-
-
-def test_a_kill_at_any_moment_of_the_start_leaves_no_worker():
-  # A program starts a worker of no use, and is killed meanwhile.
-  useless = f'{1_000 + os.getpid() / 1e7:.7f}'
-  were_seen = 0
-  for milliseconds in (0, 1, 2, 4, 8, 12, 16, 20, 25, 30, 40, 60, 100, 800):
-    with subprocess.Popen(
-      [sys.executable, '-c', _STARTING, useless], stdout=subprocess.PIPE
-    ) as program:
-      program.stdout.readline()
-      time.sleep(milliseconds / 1e3)
-      were_seen += any(p.name() == 'sleep' for p in _with_argument(useless))
-      program.send_signal(signal.SIGKILL)
-    assert program.returncode == -signal.SIGKILL
-  assert were_seen
-  assert _becomes(lambda: not _with_argument(useless))
-
-
-def test_a_worker_that_would_outlive_us_does_not_start(monkeypatch, capfd):
-  monkeypatch.setattr(
-    worker_module,
-    '_LAUNCHER',
-    # What another kernel might say to the number of the request.
-    worker_module._LAUNCHER.replace('PDEATHSIG = 1', 'PDEATHSIG = 999'),
-  )
-  process = worker_module._spawn(['/bin/sleep', '1000'])
-  assert process.wait(timeout=10) == 1
-  assert 'it would outlive its program: prctl failed' in capfd.readouterr().err
-
-
 def test_a_default_that_was_chosen_stays():
   stack = tff.framework.get_context_stack()
   before = stack.current
@@ -386,20 +335,6 @@ def test_an_interrupt_stops_the_computation_and_the_runtime_goes_on():
     time.sleep(0.5)
     assert not _workers()
     assert _total([1.0, 2.0]) == 3.0
-
-
-@pytest.mark.parametrize('chosen', [None, '7'])
-def test_the_worker_has_few_arenas_unless_told_otherwise(chosen, monkeypatch):
-  monkeypatch.delenv('MALLOC_ARENA_MAX', raising=False)
-  if chosen:
-    monkeypatch.setenv('MALLOC_ARENA_MAX', chosen)
-  monkeypatch.setenv('PASSED_ON', 'as it is')
-  with native():
-    _total([1.0])
-    variables = _workers()[0].environ()
-  assert variables['MALLOC_ARENA_MAX'] == (chosen or '2')
-  assert variables['PASSED_ON'] == 'as it is'
-  assert 'MALLOC_ARENA_MAX' not in os.environ or chosen
 
 
 def test_cohorts_of_changing_size_do_not_fill_the_worker():

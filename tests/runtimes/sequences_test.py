@@ -9,19 +9,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.support import on_native
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime.cohort import cohort
 from tff_partial.runtimes.values import readers
 
 algorithms = tff.learning.algorithms
 Dataset = tf.data.Dataset
-
-
-@pytest.fixture(scope='module', name='natively')
-def fixture_natively() -> Iterator[Callable[..., Any]]:
-  with on_native.running() as run:
-    yield run
 
 
 @pytest.fixture(scope='module', name='compiled')
@@ -439,49 +432,3 @@ def test_algorithms_of_tff_end_where_they_end_natively(
   process, clients = build()
   found = compiled(_three_rounds, process, clients)
   _assert_close(found, natively(_three_rounds, process, clients))
-
-
-@pytest.mark.slow
-def test_personalisation_is_measured_as_it_is_natively(compiled, natively):
-  @tf.function
-  def measure(model, dataset):
-    def add(total, batch):
-      output = model.forward_pass(batch, training=False)
-      return total + tf.cast(output.num_examples, tf.float32) * output.loss
-
-    return collections.OrderedDict(
-      loss=dataset.batch(3).reduce(tf.constant(0.0), add)
-    )
-
-  def build_tuning():
-    optimizer = tf.keras.optimizers.SGD(0.1)
-
-    @tf.function
-    def tune(model, train_data, test_data):
-      for batch in train_data.batch(4):
-        with tf.GradientTape() as tape:
-          loss = model.forward_pass(batch).loss
-        weights = model.trainable_variables
-        optimizer.apply_gradients(
-          zip(tape.gradient(loss, weights), weights, strict=True)
-        )
-      return measure(model, test_data)
-
-    return tune
-
-  evaluation = algorithms.build_personalization_eval_computation(
-    _model,
-    collections.OrderedDict(tuned=build_tuning),
-    baseline_evaluate_fn=measure,
-  )
-  clients = [
-    collections.OrderedDict(
-      train_data=_examples(size, seed), test_data=_examples(5, 100 + seed)
-    )
-    for seed, size in enumerate(_SIZES)
-  ]
-  weights = tff.learning.models.ModelWeights.from_model(_model())
-  arrays = tf.nest.map_structure(lambda weight: weight.numpy(), weights)
-  found = compiled(evaluation, arrays, clients)
-  _assert_close(found, natively(evaluation, arrays, clients))
-  assert found['tuned']['loss'][0] < found['baseline_metrics']['loss'][0]

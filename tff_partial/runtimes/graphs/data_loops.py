@@ -5,7 +5,7 @@ which takes longer than a client's few batches. A loop over an iterator of the
 data set calls the same function, prepared once, with the same result.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import itertools
 from typing import Any
 
@@ -46,7 +46,9 @@ def _rename_functions(
   """
   called = {
     function.signature.name: {
-      inner.name for node in function.node_def for inner in _functions(node)
+      inner.name
+      for node in function.node_def
+      for inner in operations.named_functions(node)
     }
     for function in graph_def.library.function
   }
@@ -60,17 +62,9 @@ def _rename_functions(
       function.signature.name += suffix
   for nodes in operations.scopes(graph_def):
     for node in nodes:
-      for inner in _functions(node):
+      for inner in operations.named_functions(node):
         if inner.name in changed:
           inner.name += suffix
-
-
-def _functions(node: Any) -> Iterator[Any]:
-  """Yield a node's references to the functions that it calls."""
-  for attribute in node.attr.values():
-    if attribute.HasField('func'):
-      yield attribute.func
-    yield from attribute.list.func
 
 
 def _replace(

@@ -89,6 +89,23 @@ def definition(node: tf.compat.v1.NodeDef) -> Any:
   return op_def_registry.get(node.op)
 
 
+def input_dtypes(node: tf.compat.v1.NodeDef) -> list[tf.DType]:
+  """Return the dtype of each input of an operation."""
+  found = []
+  for argument in definition(node).input_arg:
+    if argument.type_list_attr:
+      found.extend(node.attr[argument.type_list_attr].list.type)
+      continue
+    number = node.attr[argument.number_attr].i if argument.number_attr else 1
+    kind = (
+      node.attr[argument.type_attr].type
+      if argument.type_attr
+      else argument.type
+    )
+    found.extend([kind] * number)
+  return [tf.as_dtype(kind) for kind in found]
+
+
 def branches(node: tf.compat.v1.NodeDef) -> list[Any]:
   """Return the functions of which a node runs one, in the order of its index.
 

@@ -132,7 +132,44 @@ def _body_of(function: Any) -> Body:
   )
 
 
-class Functions:
+def read(nodes: Mapping[str, Any]) -> list[str]:
+  """Return the tensors from elsewhere that nodes read, each once."""
+  return list(
+    dict.fromkeys(
+      name
+      for node in nodes.values()
+      for name in data_inputs(node)
+      if operations.source(name) not in nodes
+    )
+  )
+
+
+def imported(
+  nodes: Mapping[str, Any],
+  given: Mapping[str, tf.Tensor],
+  wanted: Sequence[str],
+) -> list[tf.Tensor]:
+  """Build nodes in the current graph."""
+  graph_def = tf.compat.v1.GraphDef()
+  for node in nodes.values():
+    copy = graph_def.node.add()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.input.extend(data_inputs(node))
+    for name in ('_output_shapes', '_class'):
+      if name in copy.attr:
+        del copy.attr[name]
+  graph_def.versions.CopyFrom(tf.Graph().as_graph_def().versions)
+  return tf.graph_util.import_graph_def(
+    graph_def,
+    # A function cannot read the tensors of functions around it.
+    input_map={name: tf.identity(tensor) for name, tensor in given.items()},
+    return_elements=list(wanted),
+    name='lanes',
+  )
+
+
+class LaneFunctions:
   """Functions of a graph, and which results differ between lanes."""
 
   def __init__(self, graph_def: tf.compat.v1.GraphDef):

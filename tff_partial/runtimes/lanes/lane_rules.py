@@ -1,8 +1,8 @@
 """Rules to build single operations for several lanes at once.
 
 `tf.vectorized_map` lacks these, or does them otherwise than lanes require:
-lists of tensors, which must not be copied; writes into a tensor; shape queries;
-and convolutions with different filters in each lane.
+lists of tensors, which must not be copied; writes into a tensor; and shape
+queries.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tff_partial.runtimes.graphs import operations
 from tff_partial.runtimes.lanes import function_bodies
 from tff_partial.runtimes.lanes import lane_values
 from tff_partial.runtimes.lanes.lane_values import Value
@@ -24,21 +23,14 @@ Rule: TypeAlias = Callable[
 SCATTERS = frozenset(
   ('TensorScatterAdd', 'TensorScatterSub', 'TensorScatterUpdate')
 )
-# Convolutions with each lane's filters become one grouped convolution.
-_CONVOLUTIONS = frozenset(
-  ('Conv2D', 'Conv2DBackpropFilter', 'Conv2DBackpropInput')
-)
 
 
-def rule_of(
-  node: tf.compat.v1.NodeDef, has_lanes: bool, groups_convolutions: bool
-) -> Rule | None:
+def rule_of(node: tf.compat.v1.NodeDef, has_lanes: bool) -> Rule | None:
   """Return the rule for a node; None if it has none here.
 
   Args:
     node: The node.
     has_lanes: Whether any of its inputs differs between lanes.
-    groups_convolutions: See `Lanes`.
   """
   if node.op in _LISTS:
     return _LISTS[node.op]
@@ -48,42 +40,7 @@ def rule_of(
     return _shape
   if node.op in SCATTERS:
     return _scatter
-  if (
-    node.op in _CONVOLUTIONS
-    and groups_convolutions
-    and node.attr['data_format'].s in (b'', b'NHWC')
-  ):
-    return _convolution
   return None
-
-
-def _convolution(
-  number: int, node: tf.compat.v1.NodeDef, given: Sequence[Value]
-) -> list[Value]:
-  """Build a convolution, or its gradient, with the channels of all lanes."""
-  tensors = [
-    _channels_together(lane_values.spread(value, number).tensor)
-    if value.tensor.dtype.is_floating
-    # The shape of the output.
-    else tf.concat(
-      [
-        lane_values.same_in_all(value)[:3],
-        lane_values.same_in_all(value)[3:] * number,
-      ],
-      0,
-    )
-    for value in given
-  ]
-  names = [a.name for a in operations.definition(node).input_arg]
-  result = getattr(tf.raw_ops, node.op)(
-    **dict(zip(names, tensors, strict=True)),
-    strides=list(node.attr['strides'].list.i),
-    padding=node.attr['padding'].s.decode(),
-    use_cudnn_on_gpu=node.attr['use_cudnn_on_gpu'].b,
-    explicit_paddings=list(node.attr['explicit_paddings'].list.i),
-    dilations=list(node.attr['dilations'].list.i),
-  )
-  return [Value(_channels_apart(result, number), True)]
 
 
 def _scatter(
@@ -141,30 +98,6 @@ def _swapped(tensor: tf.Tensor) -> tf.Tensor:
       'a list has elements of any number of dimensions'
     )
   return tf.transpose(tensor, [1, 0, *range(2, rank)])
-
-
-def _channels_together(tensor: tf.Tensor) -> tf.Tensor:
-  """Turn `[lanes, a, b, c, channels]` into `[a, b, c, lanes * channels]`."""
-  shape = tf.shape(tensor)
-  together = tf.reshape(
-    tf.transpose(tensor, [1, 2, 3, 0, 4]),
-    tf.concat([shape[1:4], [shape[0] * shape[4]]], 0),
-  )
-  static = tensor.shape
-  if static[0] is not None and static[4] is not None:
-    together.set_shape([*static[1:4], static[0] * static[4]])
-  return together
-
-
-def _channels_apart(tensor: tf.Tensor, lanes: int) -> tf.Tensor:
-  """Turn `[a, b, c, lanes * channels]` into `[lanes, a, b, c, channels]`."""
-  shape = tf.concat(
-    [tf.shape(tensor)[:3], [lanes, tf.shape(tensor)[3] // lanes]], 0
-  )
-  apart = tf.transpose(tf.reshape(tensor, shape), [3, 0, 1, 2, 4])
-  channels = tensor.shape[3]
-  apart.set_shape([lanes, *tensor.shape[:3], channels and channels // lanes])
-  return apart
 
 
 def _list_operation(build: Callable[..., Sequence[tuple[Any, bool]]]) -> Rule:

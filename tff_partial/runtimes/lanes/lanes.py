@@ -2,12 +2,10 @@
 
 The graph of one client is rebuilt with a leading dimension of clients, *lanes*,
 wherever values differ between them; values shared by all lanes, such as the
-server's weights, stay unchanged. A loop that ends sooner for some lanes goes on
-until all are done, and its results for the others are dropped; where lanes take
-different branches, both are computed. Single operations are those of
-`tf.vectorized_map`: matrix products become batched ones. Convolutions become
-grouped ones. Operations that cannot run for several clients at once, such as
-draws from their seeds, run once for each lane.
+server's weights, stay unchanged. Single operations are those of
+`tf.vectorized_map`: matrix products become batched ones. Operations that cannot
+run for several clients at once, such as convolutions with filters that differ
+and draws from their seeds, run once for each lane.
 
 A lane that is done, or in another branch, gets a safe index and divisor, so
 that it raises no error.
@@ -23,6 +21,7 @@ import tensorflow as tf
 
 from tff_partial.runtimes.graphs import operations
 from tff_partial.runtimes.lanes import function_bodies
+from tff_partial.runtimes.lanes import lane_control_flow
 from tff_partial.runtimes.lanes import lane_rules
 from tff_partial.runtimes.lanes import lane_values
 from tff_partial.runtimes.lanes.function_bodies import Body
@@ -32,9 +31,8 @@ _VARIANT = tf.variant.as_datatype_enum
 # These are marked as stateful, but keep no state that matters.
 _HARMLESS = frozenset(
   (
-    *(*operations.CALLS, *operations.CASES),
-    *(*operations.CONDITIONALS, *operations.LOOPS),
-    *('Assert', 'DeviceIndex', 'GuaranteeConst', 'StatelessRandomGetAlg'),
+    *lane_control_flow.BUILDS,
+    *('DeviceIndex', 'GuaranteeConst', 'StatelessRandomGetAlg'),
   )
 )
 # Control flow of TensorFlow 1, with cycles in the graph.
@@ -68,7 +66,6 @@ class Lanes:
     traced: Any,
     number: int,
     has_lanes: Sequence[bool],
-    groups_convolutions: bool | None = None,
   ):
     """Read a function.
 
@@ -76,19 +73,13 @@ class Lanes:
       traced: A concrete function of flat tensors, to flat tensors.
       number: The number of lanes.
       has_lanes: Which of its arguments differ between lanes.
-      groups_convolutions: Whether convolutions of all lanes become one with
-        groups of channels, which TensorFlow supports on a GPU and under XLA; if
-        not, each lane has its own. By default only with a GPU.
 
     Raises:
       UnfitForLanesError: If it has an operation that lanes cannot run.
     """
     self.number = number
-    if groups_convolutions is None:
-      groups_convolutions = bool(tf.config.list_physical_devices('GPU'))
-    self.groups_convolutions = groups_convolutions
     graph_def = traced.graph.as_graph_def()
-    self.functions = function_bodies.Functions(graph_def)
+    self.functions = function_bodies.LaneFunctions(graph_def)
     # Kinds (see `_kind`) that TensorFlow did not vectorize so far.
     self.one_by_one: set[tuple[str, ...]] = set()
     self._captured = list(traced.captured_inputs)
@@ -204,15 +195,10 @@ class _Builder:
     self, node: tf.compat.v1.NodeDef, has_lanes: bool
   ) -> Callable[..., list[Value]] | None:
     """Return a method for a node that is no ordinary operation on tensors."""
-    if node.op in operations.CALLS:
-      return self._call
-    if node.op in operations.LOOPS:
-      return self._loop
-    if node.op in (*operations.CONDITIONALS, *operations.CASES):
-      return self._choice
-    if node.op == 'Assert':
-      return self._assert
-    rule = lane_rules.rule_of(node, has_lanes, self._lanes.groups_convolutions)
+    if node.op in lane_control_flow.BUILDS:
+      build = lane_control_flow.BUILDS[node.op]
+      return functools.partial(build, self._lanes, self._mask)
+    rule = lane_rules.rule_of(node, has_lanes)
     if rule is not None:
       return functools.partial(rule, self._lanes.number)
     first, *others = [
@@ -237,7 +223,7 @@ class _Builder:
     place, number = _MUST_BE_SOUND.get(node.op, (None, 0))
     if self._mask is None or place is None or not given[place]:
       return node
-    dtype = tf.as_dtype(_input_type(node, place))
+    dtype = operations.input_dtypes(node)[place]
     if not dtype.is_integer:
       return node
     sound = tf.compat.v1.NodeDef(name=f'{node.name}/{_MASK}/sound', op='Const')
@@ -330,8 +316,10 @@ class _Builder:
   ) -> list[Value]:
     """Build nodes unchanged; they compute the same for all lanes."""
     nodes = self._with_constants(nodes)
-    tensors = _imported(
-      nodes, {name: self._known[name].tensor for name in _read(nodes)}, wanted
+    tensors = function_bodies.imported(
+      nodes,
+      {name: self._known[name].tensor for name in function_bodies.read(nodes)},
+      wanted,
     )
     return [
       Value(tensor, self._flags[name])
@@ -343,13 +331,13 @@ class _Builder:
   ) -> list[Value]:
     """Build nodes that compute something different for each lane."""
     nodes = self._with_constants(nodes)
-    given = {name: self._known[name] for name in _read(nodes)}
+    given = {name: self._known[name] for name in function_bodies.read(nodes)}
     apart = [name for name, value in given.items() if value.has_lanes]
 
     def one(*tensors: tf.Tensor) -> list[tf.Tensor]:
       inputs = {name: value.tensor for name, value in given.items()}
       inputs.update(zip(apart, tensors, strict=True))
-      return _imported(nodes, inputs, wanted)
+      return function_bodies.imported(nodes, inputs, wanted)
 
     with _silence():
       results = tf.vectorized_map(
@@ -362,7 +350,7 @@ class _Builder:
   def _with_constants(self, nodes: Mapping[str, Any]) -> dict[str, Any]:
     """Add the constants that nodes read, which many operations need."""
     constants = self._constants
-    read = [operations.source(name) for name in _read(nodes)]
+    read = [operations.source(name) for name in function_bodies.read(nodes)]
     return {
       **{name: constants[name] for name in read if name in constants},
       **nodes,
@@ -383,7 +371,7 @@ class _Builder:
         )
         if operations.source(name) not in nodes
       }
-      of_lanes.append(_imported(nodes, inputs, wanted))
+      of_lanes.append(function_bodies.imported(nodes, inputs, wanted))
     return [
       Value(tf.stack(tensors), True) for tensors in zip(*of_lanes, strict=True)
     ]
@@ -394,142 +382,6 @@ class _Builder:
     """Build an operation that works on inputs with lanes unchanged."""
     del given
     return self._import({node.name: node}, function_bodies.outputs(node))
-
-  def _assert(
-    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
-  ) -> list[Value]:
-    condition, *data = given
-    holds = condition.tensor
-    if self._mask is not None:
-      holds = tf.logical_or(holds, tf.logical_not(self._mask.tensor))
-    tf.debugging.Assert(
-      tf.reduce_all(holds),
-      [value.tensor for value in data],
-      node.attr['summarize'].i,
-    )
-    return []
-
-  def _spread(self, value: Value) -> Value:
-    return lane_values.spread(value, self._lanes.number)
-
-  def _call(
-    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
-  ) -> list[Value]:
-    body = self._lanes.functions.body(node.attr['f'].func.name)
-    return self._lanes.run(body, given, self._mask)
-
-  def _choice(
-    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
-  ) -> list[Value]:
-    index, *inputs = given
-    names = [branch.name for branch in operations.branches(node)]
-    flags = self._lanes.functions.differing_of_node(
-      node, [v.has_lanes for v in given]
-    )
-    bodies = [self._lanes.functions.body(name) for name in names]
-    which = index.tensor
-    if node.op in operations.CONDITIONALS:
-      if which.dtype != tf.bool:
-        raise lane_values.UnfitForLanesError('a condition is no Boolean')
-      which = tf.cast(which, tf.int32)
-    # An index out of range runs the last branch.
-    which = tf.where((which < 0) | (which >= len(names)), len(names) - 1, which)
-    if not index.has_lanes:
-
-      def way(body: Body) -> list[tf.Tensor]:
-        results = self._lanes.run(body, inputs, self._mask)
-        return [
-          tf.constant(0),
-          *(
-            (self._spread(value) if flag else value).tensor
-            for value, flag in zip(results, flags, strict=True)
-          ),
-        ]
-
-      _, *tensors = tf.switch_case(
-        which, [functools.partial(way, body) for body in bodies]
-      )
-      return [
-        Value(tensor, flag) for tensor, flag in zip(tensors, flags, strict=True)
-      ]
-    chosen: list[Value] = []
-    for number, body in enumerate(bodies):
-      mine = tf.equal(which, number)
-      if self._mask is not None:
-        at_work = tf.logical_and(mine, self._mask.tensor)
-      else:
-        at_work = mine
-      results = [
-        self._spread(value)
-        for value in self._lanes.run(body, inputs, Value(at_work, True))
-      ]
-      chosen = (
-        lane_values.selected(mine, results, chosen) if number else results
-      )
-    return chosen
-
-  def _loop(
-    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
-  ) -> list[Value]:
-    flags, ends_apart = self._lanes.functions.differing_of_loop(
-      node, [value.has_lanes for value in given]
-    )
-    condition = self._lanes.functions.body(node.attr['cond'].func.name)
-    body = self._lanes.functions.body(node.attr['body'].func.name)
-    varying = [place for place, kept in enumerate(body.kept) if not kept]
-    first = [
-      self._spread(given[place]) if flags[place] else given[place]
-      for place in varying
-    ]
-
-    def all_of(tensors: Sequence[tf.Tensor]) -> list[Value]:
-      values = list(given)
-      for place, tensor in zip(varying, tensors, strict=True):
-        values[place] = Value(tensor, flags[place])
-      return values
-
-    def after(tensors: Sequence[tf.Tensor], mask: Value | None) -> list[Value]:
-      results = self._lanes.run(body, all_of(tensors), mask)
-      return [
-        self._spread(results[place]) if flags[place] else results[place]
-        for place in varying
-      ]
-
-    def goes_on(tensors: Sequence[tf.Tensor], mask: Value | None) -> tf.Tensor:
-      return self._lanes.run(condition, all_of(tensors), mask)[0].tensor
-
-    start = [value.tensor for value in first]
-    shapes = _loop_shapes(node, varying, first)
-    if not ends_apart:
-      results = tf.while_loop(
-        lambda *tensors: goes_on(tensors, self._mask),
-        lambda *tensors: _like(
-          [v.tensor for v in after(tensors, self._mask)], shapes
-        ),
-        start,
-        shape_invariants=shapes,
-        parallel_iterations=1,
-      )
-    else:
-
-      def step(at_work: tf.Tensor, *tensors: tf.Tensor) -> Any:
-        mask = Value(at_work, True)
-        before = [Value(tensor, True) for tensor in tensors]
-        selected = lane_values.selected(at_work, after(tensors, mask), before)
-        new = _like([value.tensor for value in selected], shapes)
-        return tf.logical_and(at_work, goes_on(new, mask)), *new
-
-      begins = goes_on(start, self._mask)
-      if self._mask is not None:
-        begins = tf.logical_and(begins, self._mask.tensor)
-      results = tf.while_loop(
-        lambda at_work, *_: tf.reduce_any(at_work),
-        step,
-        [begins, *start],
-        shape_invariants=[begins.shape, *shapes],
-        parallel_iterations=1,
-      )[1:]
-    return all_of(results)
 
 
 @contextlib.contextmanager
@@ -542,74 +394,3 @@ def _silence() -> Iterator[None]:
     yield
   finally:
     logger.setLevel(level)
-
-
-def _read(nodes: Mapping[str, Any]) -> list[str]:
-  """Return the tensors from elsewhere that nodes read, each once."""
-  return list(
-    dict.fromkeys(
-      name
-      for node in nodes.values()
-      for name in function_bodies.data_inputs(node)
-      if operations.source(name) not in nodes
-    )
-  )
-
-
-def _imported(
-  nodes: Mapping[str, Any],
-  given: Mapping[str, tf.Tensor],
-  wanted: Sequence[str],
-) -> list[tf.Tensor]:
-  """Build nodes in the current graph."""
-  graph_def = tf.compat.v1.GraphDef()
-  for node in nodes.values():
-    copy = graph_def.node.add()
-    copy.CopyFrom(node)
-    del copy.input[:]
-    copy.input.extend(function_bodies.data_inputs(node))
-    for name in ('_output_shapes', '_class'):
-      if name in copy.attr:
-        del copy.attr[name]
-  graph_def.versions.CopyFrom(tf.Graph().as_graph_def().versions)
-  return tf.graph_util.import_graph_def(
-    graph_def,
-    # A function cannot read the tensors of functions around it.
-    input_map={name: tf.identity(tensor) for name, tensor in given.items()},
-    return_elements=list(wanted),
-    name='lanes',
-  )
-
-
-def _loop_shapes(
-  node: tf.compat.v1.NodeDef, varying: Sequence[int], first: Sequence[Value]
-) -> list[tf.TensorShape]:
-  """Return the shape invariants of the variables of a loop."""
-  declared = node.attr['output_shapes'].list.shape
-  shapes = []
-  for place, value in zip(varying, first, strict=True):
-    shape = value.tensor.shape
-    if declared and value.tensor.dtype != tf.variant:
-      kept = tf.TensorShape(declared[place])
-      if value.has_lanes:
-        kept = tf.TensorShape([shape[0]]).concatenate(kept)
-      if kept.rank is None or not kept.is_fully_defined():
-        shape = kept
-    shapes.append(shape)
-  return shapes
-
-
-def _like(
-  tensors: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]
-) -> list[tf.Tensor]:
-  """Set the shapes of tensors, which importing lost."""
-  for tensor, shape in zip(tensors, shapes, strict=True):
-    if tensor.dtype != tf.variant:
-      tensor.set_shape(shape)
-  return list(tensors)
-
-
-def _input_type(node: tf.compat.v1.NodeDef, place: int) -> int:
-  """Return the dtype of an input."""
-  argument = operations.definition(node).input_arg[place]
-  return argument.type or node.attr[argument.type_attr].type

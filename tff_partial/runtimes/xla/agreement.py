@@ -20,8 +20,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tff_partial.runtimes.graphs import operations
-
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 # Checks, on an operation's inputs, whether XLA may compute something else.
 Doubt: TypeAlias = Callable[..., tf.Tensor]
@@ -298,23 +296,6 @@ def _strided_slice(
     )
 
   return is_outside
-
-
-def input_dtypes(node: NodeDef) -> list[tf.DType]:
-  """Return the dtype of each input of an operation."""
-  found = []
-  for argument in operations.definition(node).input_arg:
-    if argument.type_list_attr:
-      found.extend(node.attr[argument.type_list_attr].list.type)
-      continue
-    number = node.attr[argument.number_attr].i if argument.number_attr else 1
-    kind = (
-      node.attr[argument.type_attr].type
-      if argument.type_attr
-      else argument.type
-    )
-    found.extend([kind] * number)
-  return [tf.as_dtype(kind) for kind in found]
 
 
 @functools.cache

@@ -206,7 +206,7 @@ class _Adder:
       parameter.kind is parameter.POSITIONAL_OR_KEYWORD
       for parameter in inspect.signature(doubt).parameters.values()
     )
-    dtypes = agreement.input_dtypes(node)[:number]
+    dtypes = operations.input_dtypes(node)[:number]
     function = _function_of(doubt, tuple(dtypes))
     if function.signature.name not in self._functions:
       self._add(function)
