@@ -46,14 +46,7 @@ class ClientLoop:
     outputs: Iterable[Key],
     kept: frozenset[Key],
   ):
-    """Determine what the loop has to compute.
-
-    Args:
-      program: The program.
-      aggregates: The aggregates to accumulate.
-      outputs: The client values to return.
-      kept: All client values that are kept by earlier loops.
-    """
+    """Determine what the loop computes; `kept` are values of earlier loops."""
     self.program = program
     self.aggregates, self.outputs = list(aggregates), list(outputs)
     self.arguments = [a for a in program.arguments.values() if a.is_at_clients]

@@ -67,10 +67,6 @@ class _CohortContext:
     """Set up the runtime, but start nothing yet.
 
     Args:
-      jit: See `cohort`.
-      threads: See `cohort`.
-      strict: See `cohort`.
-      choices: See `cohort`.
       workers: Other processes that run shards while a context is open.
       make_loop: Traces a loop over clients for exact shapes.
     """

@@ -67,12 +67,7 @@ class CompiledLoop:
     loop: client_loop.ClientLoop,
     signature: loop_inputs.Signature,
   ):
-    """Trace the loop.
-
-    Args:
-      loop: The loop.
-      signature: The exact shapes.
-    """
+    """Trace the loop for exact shapes."""
     self._loop, self._signature = loop, signature
     self._is_doubted = False
     self._inputs = self._specs()

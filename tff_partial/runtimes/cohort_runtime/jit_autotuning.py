@@ -69,15 +69,7 @@ class Chooser:
     threads: int,
     make_loop: MakeLoop = compiled_loop.CompiledLoop,
   ):
-    """Take the options of `cohort`, which describes them.
-
-    Args:
-      jit: See `cohort`.
-      choices: See `cohort`.
-      strict: See `cohort`.
-      threads: See `cohort`.
-      make_loop: Traces a loop for exact shapes.
-    """
+    """Take the options of `cohort`, and what traces a loop for exact shapes."""
     if jit not in ('auto', True, False):
       raise ValueError(
         f"Expected jit to be 'auto', True or False, found {jit!r}."

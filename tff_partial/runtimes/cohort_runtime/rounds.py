@@ -97,9 +97,6 @@ class CompiledComputation:
   def __init__(self, computation: tff.Computation):
     """Read a computation.
 
-    Args:
-      computation: Any computation.
-
     Raises:
       UnsupportedComputationError: If it has parts that cannot be compiled.
     """

@@ -35,11 +35,6 @@ class LaneLoop(compiled_loop.CompiledLoop):
   ):
     """Trace the loop.
 
-    Args:
-      loop: The loop.
-      signature: The exact shapes.
-      num_lanes: How many clients run in lock-step.
-
     Raises:
       UnfitForLanesError: If clients of this loop cannot run in lock-step.
     """

@@ -81,7 +81,6 @@ class _NativeContext:
 
   def __init__(
     self,
-    parallel_calls: int = -1,
     compiler: Callable[[tff.Computation], object] = (
       tff.backends.native.desugar_and_transform_to_native
     ),
@@ -89,10 +88,9 @@ class _NativeContext:
     """Set up the runtime, but start nothing yet.
 
     Args:
-      parallel_calls: See `native`.
       compiler: Compiles a computation for the worker.
     """
-    self._worker = Worker(parallel_calls)
+    self._worker = Worker()
     super().__init__(  # type: ignore[call-arg]  # In the other base.
       executor_fn=self._worker,
       compiler_fn=compiler,
@@ -162,9 +160,7 @@ class AsyncNativeRuntime(_NativeContext, tff.framework.AsyncExecutionContext):
     return await super().invoke(comp, self._prepare(comp, arg))
 
 
-def native(
-  *, asynchronous: bool = False, parallel_calls: int = -1
-) -> NativeRuntime | AsyncNativeRuntime:
+def native(*, asynchronous: bool = False) -> NativeRuntime | AsyncNativeRuntime:
   """Create a TFF native runtime whose worker never outlives its use.
 
   Keep one for a whole run: each compiles its own computations, and its worker
@@ -173,15 +169,13 @@ def native(
   Args:
     asynchronous: Whether computations are awaited, as TFF's programs and
       `tff.program.NativeFederatedContext` require, instead of called.
-    parallel_calls: How many clients the worker runs in parallel at most; -1 for
-      all.
 
   Returns:
     A context for `with`, or for its method `set_default`.
   """
   if asynchronous:
-    return AsyncNativeRuntime(parallel_calls)
-  return NativeRuntime(parallel_calls)
+    return AsyncNativeRuntime()
+  return NativeRuntime()
 
 
 def replace_stock_default() -> NativeRuntime | None:

@@ -177,11 +177,7 @@ class _Executor(tff.framework.RemoteExecutor):
 class Worker(tff.framework.ExecutorFactory):
   """Child process and the executors inside it, one per cohort size."""
 
-  def __init__(self, parallel_calls: int):
-    self._arguments = [
-      _BINARY,
-      f'--max_concurrent_computation_calls={parallel_calls}',
-    ]
+  def __init__(self) -> None:
     self._owner = os.getpid()
     self._lock = threading.RLock()
     self._process: subprocess.Popen[bytes] | None = None
@@ -206,7 +202,7 @@ class Worker(tff.framework.ExecutorFactory):
         f'The native worker failed {len(failures)} times in running one '
         'computation. Its own messages are on the error output; if there is '
         'none, the system may have killed it for want of memory: use fewer '
-        'clients at a time, or set `parallel_calls`.'
+        'clients at a time.'
       ) from failures[-1]
     cardinalities = {tff.CLIENTS: 0, **cardinalities}
     key = frozenset(cardinalities.items())
@@ -245,7 +241,9 @@ class Worker(tff.framework.ExecutorFactory):
     self.end()  # Even one whose start was interrupted.
     _check_binary()
     port = portpicker.pick_unused_port()
-    process = self._process = _spawn([*self._arguments, f'--port={port}'])
+    process = self._process = _spawn(
+      [_BINARY, '--max_concurrent_computation_calls=-1', f'--port={port}']
+    )
     # Closed with its last user, not explicitly: gRPC watches it in a thread
     # that complains of closing.
     channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)

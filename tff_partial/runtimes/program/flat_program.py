@@ -13,7 +13,9 @@ Most algorithms have one loop. Values that are equal at all clients (a
 broadcast, a map over it) are computed once, with the server's steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import dataclasses
+import enum
 import functools
 import hashlib
 from typing import Any, TypeAlias
@@ -24,18 +26,91 @@ import tensorflow_federated as tff
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.program import evaluator
 from tff_partial.runtimes.program import intrinsics
-from tff_partial.runtimes.program import ops
+from tff_partial.runtimes.program import leaves
 from tff_partial.runtimes.values import typed_values
 
 framework = tff.framework
 Block = intrinsics.Block
 
-# Names for users of a program.
-Key: TypeAlias = ops.Key
-Values: TypeAlias = ops.Values
-Kind = ops.Kind
-Step = ops.Step
-Argument = ops.Argument
+# Name of a value: that of a step, or the parameter's name and a path into it.
+Key: TypeAlias = tuple[Any, ...]
+Values: TypeAlias = Mapping[Key, typed_values.Nested]
+
+
+class Kind(enum.Enum):
+  """Place where a step runs."""
+
+  SERVER = 'at the server'
+  CLIENT = 'at each client'
+  AGGREGATE = 'from the clients to the server'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+  """Assignment of a program.
+
+  Attributes:
+    key: The name of its value.
+    block: The block that computes it.
+    kind: The place where it runs.
+    reads: The values that it needs.
+    stage: The number of aggregates, in a row, that must finish before.
+    leaves: The graphs in it.
+  """
+
+  key: Key
+  block: intrinsics.Block
+  kind: Kind
+  reads: frozenset[Key]
+  stage: int
+  leaves: Sequence[leaves.Leaf]
+
+  @property
+  def type_spec(self) -> tff.Type:
+    """Type of its value."""
+    return self.block.type_signature
+
+  @property
+  def is_random(self) -> bool:
+    """True if it draws random numbers without a seed."""
+    return any(leaf.is_random for leaf in self.leaves)
+
+  @property
+  def owns_resources(self) -> bool:
+    """True if it has variables or tables."""
+    return any(leaf.owns_resources for leaf in self.leaves)
+
+  def __str__(self) -> str:
+    called = self.block.compact_representation()
+    called = called if len(called) < 120 else called[:117] + '...'
+    return f'step {self.key[0]} = {called}'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Argument:
+  """Part of the parameter with one placement."""
+
+  key: Key
+  type_spec: tff.Type
+
+  @property
+  def name(self) -> str:
+    """Name in errors."""
+    return '.'.join(['argument', *map(str, self.key[1:])])
+
+  @property
+  def is_at_clients(self) -> bool:
+    """True if each client has its own value."""
+    return is_at_clients(self.type_spec)
+
+
+def is_at_clients(type_spec: tff.Type) -> bool:
+  """Check whether values of the type may differ from client to client."""
+  return (
+    isinstance(type_spec, tff.FederatedType)
+    and type_spec.placement is tff.CLIENTS
+    and not type_spec.all_equal
+  )
 
 
 class Program:
@@ -50,9 +125,6 @@ class Program:
 
   def __init__(self, computation: tff.Computation):
     """Read a computation.
-
-    Args:
-      computation: Any computation.
 
     Raises:
       UnsupportedComputationError: If it has parts without a rule here.
@@ -106,7 +178,7 @@ class Program:
     kind = Kind.SERVER
     if _uri(block) in intrinsics.AGGREGATES:
       kind = Kind.AGGREGATE
-    elif ops.is_at_clients(block.type_signature):
+    elif is_at_clients(block.type_signature):
       kind = Kind.CLIENT
     reads = frozenset(self.keys_read(block))
     step = self.steps[(name,)] = Step(

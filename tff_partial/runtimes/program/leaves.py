@@ -42,9 +42,6 @@ class Leaf:
   def __init__(self, block: tff.framework.CompiledComputation):
     """Read a graph.
 
-    Args:
-      block: The graph.
-
     Raises:
       UnsupportedComputationError: If a resource would outlive a call.
     """

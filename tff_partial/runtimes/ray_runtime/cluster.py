@@ -84,11 +84,8 @@ def _actor_class(ray_lib: Any) -> type:
 class Cluster:
   """Ray cluster, and the actors on it."""
 
-  def __init__(
-    self, address: str | None, workers: int | None, cpus: int, gpus: float
-  ):
-    self._address, self._workers = address, workers
-    self._cpus, self._gpus = cpus, gpus
+  def __init__(self, address: str | None, workers: int | None, gpus: float):
+    self._address, self._workers, self._gpus = address, workers, gpus
     self._is_ours = False
     # Cleans up when the cluster that we started has ended.
     self._private = contextlib.ExitStack()
@@ -135,7 +132,7 @@ class Cluster:
     options['include_dashboard'] = False
     if self._workers is not None:
       # The requested workers are started, however few cores there are.
-      options['num_cpus'] = self._workers * self._cpus
+      options['num_cpus'] = self._workers
     return options
 
   def close(self) -> None:
@@ -156,7 +153,7 @@ class Cluster:
     when, number = self._counted
     if time.monotonic() - when > _COUNT_AGAIN:
       has = ray_lib.cluster_resources()
-      number = int(has.get('CPU', 0) // self._cpus)
+      number = int(has.get('CPU', 0))
       if self._gpus:
         number = min(number, int(has.get('GPU', 0) / self._gpus))
       number = max(number, 1)
@@ -170,7 +167,7 @@ class Cluster:
     has, free = ray_lib.cluster_resources(), ray_lib.available_resources()
     return (
       f'The cluster has {has.get("CPU", 0):g} processors, of which '
-      f'{free.get("CPU", 0):g} are free; a worker needs {self._cpus}'
+      f'{free.get("CPU", 0):g} are free; a worker needs one'
     )
 
   def hire(self, options: tuple[Any, ...]) -> Any:
@@ -179,7 +176,7 @@ class Cluster:
 
     kernels = tf.config.threading.get_intra_op_parallelism_threads()
     actor = ray_lib.remote(
-      num_cpus=self._cpus,
+      num_cpus=1,
       num_gpus=self._gpus,
       max_restarts=0,
       max_task_retries=0,

@@ -57,9 +57,8 @@ _LOOK_AGAIN = 1.0
 def ray(
   address: str | None = None,
   workers: int | None = None,
-  cpus_per_worker: int = 1,
-  gpus_per_worker: float = 0,
   *,
+  gpus_per_worker: float = 0,
   jit: jit_autotuning.Jit = 'auto',
   strict: bool = False,
   choices: Mapping[str, bool] | None = None,
@@ -79,7 +78,6 @@ def ray(
       process can use.
     workers: How many processes run shards. None for as many as the cluster has
       processors for, also when machines join or leave.
-    cpus_per_worker: How many shards a worker runs in parallel.
     gpus_per_worker: How much of a GPU a worker has.
     jit: See `cohort`. With 'auto', one worker measures for all.
     strict: See `cohort`.
@@ -97,14 +95,10 @@ def ray(
 
   Raises:
     CohortRuntimeError: If Ray is not installed.
-    ValueError: If `workers` or `cpus_per_worker` is less than one.
+    ValueError: If `workers` is less than one.
   """
   if workers is not None and workers < 1:
     raise ValueError(f'Expected at least one worker, found workers={workers}.')
-  if cpus_per_worker < 1:
-    raise ValueError(
-      f'Expected at least one processor, found {cpus_per_worker=}.'
-    )
   if importlib.util.find_spec('ray') is None:
     raise errors.CohortRuntimeError(
       "The Ray runtime needs Ray: pip install 'ray>=2.52,<2.60', or in a clone "
@@ -113,8 +107,8 @@ def ray(
   if address == 'local':
     address = None
   crew = _Crew(
-    cluster.Cluster(address, workers, cpus_per_worker, gpus_per_worker),
-    (jit, strict, cpus_per_worker),
+    cluster.Cluster(address, workers, gpus_per_worker),
+    (jit, strict),
     patience,
     tempfile.gettempdir() if folder is None and address is None else folder,
   )
@@ -389,7 +383,7 @@ class _Work:
       f'{_ATTEMPTS} workers were lost while they ran the clients from place '
       f'{places.min()} to {places.max()} of the cohort (counted from 0), the '
       f'last because {why}. If it was memory, give workers more of it '
-      '(workers=, cpus_per_worker=), or make batches smaller.'
+      '(fewer workers on a machine), or make batches smaller.'
     )
 
   def answers(self) -> list[remote_shards.Answer]:

@@ -7,10 +7,8 @@ and the state of clients. It merges the totals of its shards as the caller would
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
 import dataclasses
 import functools
-import threading
 from typing import Any
 import weakref
 
@@ -155,7 +153,6 @@ class ShardWorker:
     self,
     jit: jit_autotuning.Jit,
     strict: bool,
-    threads: int,
     folder: str | None = None,
   ) -> None:
     """Set up the worker, without programs yet.
@@ -163,16 +160,14 @@ class ShardWorker:
     Args:
       jit: See `cohort`.
       strict: See `cohort`.
-      threads: How many shards run in parallel.
       folder: The folder for large results of clients; None to return all of
         them.
     """
     self._folder = folder
-    self._chooser = jit_autotuning.Chooser(jit, None, strict, threads)
+    self._chooser = jit_autotuning.Chooser(jit, None, strict, threads=1)
     self._resources = rounds.Resources(
       client_feeds.DeviceArrays(),
       self._chooser,
-      futures.ThreadPoolExecutor(threads) if threads > 1 else None,
     )
     self._programs: dict[str, rounds.CompiledComputation] = {}
     self._arrays: dict[int, np.ndarray] = {}
@@ -224,12 +219,9 @@ class ShardWorker:
         self._arrays[named.key] = fetch(named.where)
       return self._resources.arrays.tensor(self._arrays[named.key])
 
-    lock = threading.Lock()  # Shards may ask for the same array.
-
     def opened(share: SentShare) -> rounds.Share:
-      feeds = [feed.opened() for feed in share.feeds]
-      with lock:
-        feeds = _with_tensors(feeds, _Named, tensor)
+      opened_here = [feed.opened() for feed in share.feeds]
+      feeds = _with_tensors(opened_here, _Named, tensor)
       return rounds.Share(share.shard, feeds, by_key(program, share.kept))
 
     totals, returned = stage.run(

@@ -26,17 +26,20 @@ from tff_partial.runtimes.values import typed_values
 class Clients(abc.ABC):
   """Argument with a value for each client of a cohort."""
 
-  @abc.abstractmethod
+  def __init__(self, size: int):
+    """Take the number of clients."""
+    self._size = size
+
   def __len__(self) -> int:
-    """Return the number of clients."""
+    return self._size
 
   @abc.abstractmethod
   def client_bytes(self) -> int:
     """Return the approximate number of bytes fed for one client."""
 
-  @abc.abstractmethod
   def groups(self) -> Sequence[int]:
     """Return a group number for each client, equal where all shapes are."""
+    return [0] * len(self)
 
   @abc.abstractmethod
   def feed(
@@ -54,17 +57,12 @@ class _Stacked(Clients):
   """Arrays with a leading dimension of clients; none if nothing is fed."""
 
   def __init__(self, size: int, leaves: Sequence[np.ndarray], where: str):
-    self._size, self._leaves, self._where = size, leaves, where
+    super().__init__(size)
+    self._leaves, self._where = leaves, where
     client_feeds.check_lengths(leaves, size, where)
-
-  def __len__(self) -> int:
-    return self._size
 
   def client_bytes(self) -> int:
     return sum(leaf.nbytes for leaf in self._leaves) // max(self._size, 1)
-
-  def groups(self) -> Sequence[int]:
-    return [0] * self._size
 
   def feed(self, positions: np.ndarray, size: int) -> client_feeds.Feed:
     leaves = [leaf[positions] for leaf in self._leaves]
@@ -75,16 +73,11 @@ class _Scattered(Clients):
   """Values that are read by the process that runs their clients."""
 
   def __init__(self, values: sources.Scattered, where: str):
+    super().__init__(len(values))
     self._values, self._where = values, where
-
-  def __len__(self) -> int:
-    return len(self._values)
 
   def client_bytes(self) -> int:
     return self._values.client_bytes
-
-  def groups(self) -> Sequence[int]:
-    return [0] * len(self)
 
   def feed(self, positions: np.ndarray, size: int) -> client_feeds.UnreadFeed:
     values = self._values.take(positions)
@@ -101,19 +94,13 @@ class _OnDemand(Clients):
     reader: readers.ValueReader,
     where: str,
   ):
-    self._size, self._read = size, read
-    self._reader, self._where = reader, where
+    super().__init__(size)
+    self._read, self._reader, self._where = read, reader, where
     # All shapes are known, or the values would not be read on demand.
     self._client_bytes = typed_values.num_bytes(reader.type_spec) or 0
 
-  def __len__(self) -> int:
-    return self._size
-
   def client_bytes(self) -> int:
     return self._client_bytes
-
-  def groups(self) -> Sequence[int]:
-    return [0] * self._size
 
   def feed(self, positions: np.ndarray, size: int) -> client_feeds.Feed:
     read = self._read(positions.tolist()).stacked
@@ -127,14 +114,12 @@ class _Listed(Clients):
   def __init__(
     self, values: Sequence[Any], reader: readers.ValueReader, where: str
   ):
+    super().__init__(len(values))
     self._clients = [
       typed_values.leaves(reader(value, where, f'client {index}'))
       for index, value in enumerate(values)
     ]
     self._is_static = reader.is_static
-
-  def __len__(self) -> int:
-    return len(self._clients)
 
   def client_bytes(self) -> int:
     return max(
@@ -144,7 +129,7 @@ class _Listed(Clients):
 
   def groups(self) -> Sequence[int]:
     if self._is_static:
-      return [0] * len(self)
+      return super().groups()
     numbers: dict[Any, int] = {}
     return [
       numbers.setdefault(tuple(leaf.shape for leaf in client), len(numbers))
@@ -177,6 +162,7 @@ class _Grouped(Clients):
     arrays: client_feeds.DeviceArrays,
   ):
     size = len(cohort)
+    super().__init__(size)
     self._group_of = np.full([size], -1, np.int64)
     self._place_of = np.zeros([size], np.int64)
     self._groups: list[_Resident | _UnreadGroup] = []
@@ -195,9 +181,6 @@ class _Grouped(Clients):
         f'none for position {int(np.argmin(self._group_of))}',
         'give each client to one group',
       )
-
-  def __len__(self) -> int:
-    return len(self._group_of)
 
   def client_bytes(self) -> int:
     return max((group.client_bytes() for group in self._groups), default=0)

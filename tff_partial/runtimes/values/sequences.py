@@ -76,9 +76,6 @@ class SequenceLayout:
   def __init__(self, type_spec: tff.SequenceType):
     """Analyse a type.
 
-    Args:
-      type_spec: The type.
-
     Raises:
       UnsupportedComputationError: If sequences of the type are not dense.
     """
