@@ -44,22 +44,23 @@ class _Crew:
     pass
 
   def run(self, computation, number, stage, shares, chooser):
-    program = _travel(serialized.SerializedComputation.of(computation))
+    program = serialized.to_bytes(computation)
+    key = str(hash(program))
     common = remote_shards.Common.of(stage, number)
     answers = []
     for worker, block in zip(
       itertools.cycle(self.workers),
       remote_shards.blocks(len(shares), len(self.workers)),
     ):
-      if not worker.knows(program.key):
-        worker.learn(program)
+      if not worker.knows(key):
+        worker.learn(key, program)
       sent = [
         remote_shards.SentShare.of(shares[place](), stage.loop.program)
         for place in block
       ]
       message = pickle.dumps((common, sent, chooser.choices))
       answer = worker.run(
-        program.key,
+        key,
         *pickle.loads(message),
         fetch=lambda where: where,
         keys=self.arrays.keys(),

@@ -1,35 +1,24 @@
-"""Computations in a form that can be sent to other processes."""
+"""Computations as bytes, which can be sent to other processes."""
 
-import dataclasses
-import hashlib
+import functools
 
 import tensorflow_federated as tff
 
 
-@dataclasses.dataclass(frozen=True)
-class SerializedComputation:
-  """Computation as bytes.
+@functools.lru_cache(maxsize=8)
+def to_bytes(computation: tff.Computation) -> bytes:
+  """Serialize a computation; equal ones have the same bytes."""
+  proto = tff.framework.serialize_computation(computation)
+  return proto.SerializeToString(deterministic=True)
 
-  Attributes:
-    key: A hash that is the same for a computation in every process.
-    serialized: The computation.
-  """
 
-  key: str
-  serialized: bytes
-
-  @classmethod
-  def of(cls, computation: tff.Computation) -> 'SerializedComputation':
-    """Serialize a computation."""
-    proto = tff.framework.serialize_computation(computation)
-    serialized = proto.SerializeToString(deterministic=True)
-    return cls(hashlib.sha256(serialized).hexdigest(), serialized)
-
-  def computation(self) -> tff.Computation:
-    """Deserialize the computation."""
-    proto = type(tff.framework.serialize_computation(_nothing))()
-    proto.ParseFromString(self.serialized)
-    return tff.framework.deserialize_computation(proto)
+@functools.lru_cache(maxsize=8)
+def from_bytes(serialized: bytes) -> tff.Computation:
+  """Return the same object for the same bytes, so that it is traced once."""
+  proto = tff.framework.serialize_computation(_nothing)
+  return tff.framework.deserialize_computation(
+    type(proto).FromString(serialized)
+  )
 
 
 @tff.tensorflow.computation

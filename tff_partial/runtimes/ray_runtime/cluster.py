@@ -63,7 +63,7 @@ def _actor_class(ray_lib: Any) -> type:
       """Run some shards."""
       try:
         if not self._worker.knows(job.key):
-          self._worker.learn(ray_lib.get(job.program))
+          self._worker.learn(job.key, ray_lib.get(job.program))
         return self._worker.run(
           job.key,
           ray_lib.get(job.common),

@@ -21,6 +21,7 @@ died of are given up, with an error that gives the places of their clients.
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import hashlib
 import importlib.util
 import os
 import tempfile
@@ -235,8 +236,9 @@ class _Crew:
 
   def _program(self, computation: tff.Computation) -> tuple[str, Any]:
     if computation not in self._programs:
-      program = serialized.SerializedComputation.of(computation)
-      self._programs[computation] = program.key, self.put(program)
+      program = serialized.to_bytes(computation)
+      key = hashlib.sha256(program).hexdigest()
+      self._programs[computation] = key, self.put(program)
     return self._programs[computation]
 
   def _hire(self) -> None:

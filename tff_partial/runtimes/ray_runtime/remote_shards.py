@@ -176,10 +176,10 @@ class ShardWorker:
     """Check whether it has a program already."""
     return key in self._programs
 
-  def learn(self, program: serialized.SerializedComputation) -> None:
-    """Add a program."""
-    self._programs[program.key] = rounds.CompiledComputation(
-      program.computation()
+  def learn(self, key: str, program: bytes) -> None:
+    """Add a program, a serialized computation."""
+    self._programs[key] = rounds.CompiledComputation(
+      serialized.from_bytes(program)
     )
 
   def run(

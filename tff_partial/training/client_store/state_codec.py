@@ -19,6 +19,7 @@ import tensorflow_federated as tff
 from tff_partial import errors
 from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.program import flat_program
+from tff_partial.runtimes.program import serialized
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import readers
 from tff_partial.runtimes.values import sources
@@ -243,7 +244,7 @@ class FirstStates:
     cls, initialize_client: tff.Computation, seeds: np.ndarray
   ) -> 'FirstStates':
     """Serialize the computation once, however often states are made."""
-    return cls(_serialized(initialize_client), seeds)
+    return cls(serialized.to_bytes(initialize_client), seeds)
 
   def __len__(self) -> int:
     return len(self.seeds)
@@ -255,31 +256,13 @@ class FirstStates:
     self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
   ) -> None:
     """See `sources.Source`."""
-    made = _first_leaves(_deserialized(self.program))(self.seeds[rows])
+    made = _first_leaves(serialized.from_bytes(self.program))(self.seeds[rows])
     for leaf, own in zip(leaves, made, strict=True):
       leaf[places] = own.numpy()
 
   def take(self, rows: np.ndarray) -> tuple[sources.Source, np.ndarray]:
     """Return the states of some clients, with their rows."""
     return FirstStates(self.program, self.seeds[rows]), np.arange(len(rows))
-
-
-@functools.lru_cache(maxsize=8)
-def _serialized(computation: tff.Computation) -> bytes:
-  proto = tff.framework.serialize_computation(computation)
-  return proto.SerializeToString(deterministic=True)
-
-
-@functools.lru_cache(maxsize=8)
-def _deserialized(program: bytes) -> tff.Computation:
-  """Return the same object for the same program, so it is traced once."""
-  proto = tff.framework.serialize_computation(_nothing)
-  return tff.framework.deserialize_computation(type(proto).FromString(program))
-
-
-@tff.tensorflow.computation
-def _nothing() -> int:
-  return 0
 
 
 @functools.lru_cache(maxsize=8)
