@@ -1,4 +1,4 @@
-"""Clients in parallel lanes against one client after the other.
+"""Clients in parallel lanes, without XLA, against one client after the other.
 
 The same rounds by cohort runtimes with one lane and with several: MovieLens
 (FedRecon), a small dense network with few examples per client, convolutions on
@@ -109,7 +109,9 @@ def compare(name: str, options: Any) -> None:
     runs = {
       lanes: make(
         options,
-        stack.enter_context(cohort_in_lanes(lanes, jit, strict=True)),
+        stack.enter_context(
+          cohort_in_lanes(lanes, jit and lanes == 1, strict=True)
+        ),
       )
       for lanes in options.lanes
     }
@@ -123,7 +125,7 @@ def compare(name: str, options: Any) -> None:
       distance = np.linalg.norm(weights[lanes] - weights[first])
       if not distance <= _CLOSE * np.linalg.norm(weights[first]):
         raise measuring.BenchmarkError(f'{name}: the weights differ.')
-    measuring.say(f'\n{name}, {"with" if jit else "without"} XLA')
+    measuring.say(f'\n{name}, one lane {"with" if jit else "without"} XLA')
     seconds = measuring.take_turns(
       {f'lanes {n}': measuring.timed(run.step) for n, run in runs.items()},
       repetitions=options.repetitions,
@@ -141,7 +143,7 @@ def main() -> None:
   add('--warm_up', type=int, default=2, help='turns of each before')
   add('--lanes', type=int, nargs='*', default=[1, 4, 16], help='the first: 1')
   add('--only', nargs='*', default=[*_RUNS], choices=[*_RUNS])
-  add('--jit', choices=['true', 'false'], help='XLA for all, or for none')
+  add('--jit', choices=['true', 'false'], help='XLA for one lane, or not')
   add('--features', type=int, default=20, help='of the dense network')
   add('--population', type=int, default=100, help='clients of MNIST')
   add('--clients_per_round', type=int, default=50, help='but of MovieLens')

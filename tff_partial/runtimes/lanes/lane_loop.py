@@ -1,12 +1,14 @@
 """Experimental: a cohort runtime whose clients run several at a time.
 
-Clients of a shard run in lock-step, as one program with batched operations. On
-a CPU, XLA makes one client at a time faster (benchmarks/README.md, item 19); on
-a GPU this was not measured.
+Clients of a shard run in lock-step, as one program with batched operations, by
+`tf.vectorized_map`. On a CPU, XLA makes one client at a time faster
+(benchmarks/README.md, item 19); on a GPU this was not measured.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import functools
+import logging as std_logging
 from typing import Any
 
 from absl import logging
@@ -19,8 +21,7 @@ from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import jit_autotuning
 from tff_partial.runtimes.cohort_runtime import loop_inputs
 from tff_partial.runtimes.graphs import graphs
-from tff_partial.runtimes.lanes import lane_values
-from tff_partial.runtimes.lanes import lanes as lanes_lib
+from tff_partial.runtimes.lanes import vectorizable
 from tff_partial.runtimes.values import typed_values
 
 
@@ -45,7 +46,7 @@ class LaneLoop(compiled_loop.CompiledLoop):
       (loop.reads_sequences, 'clients read sequences'),
     ):
       if is_so and self._num_lanes > 1:
-        raise lane_values.UnfitForLanesError(what)
+        raise vectorizable.UnfitForLanesError(what)
     super().__init__(loop, signature)
 
   def __call__(
@@ -79,7 +80,7 @@ class LaneLoop(compiled_loop.CompiledLoop):
     if self._num_lanes == 1:
       return super()._body(flat, stop, add, loop_over)
     if self._is_ragged:
-      raise lane_values.UnfitForLanesError(
+      raise vectorizable.UnfitForLanesError(
         'clients return values of different shapes'
       )
 
@@ -121,10 +122,21 @@ class LaneLoop(compiled_loop.CompiledLoop):
       return [doubt, *typed_values.leaves(pattern), *client.returned]
 
     traced = graphs.trace(one, [*self._inputs, tf.TensorSpec([], tf.int32)])
-    differ = [*[False] * len(self._inputs), True]
-    doubt, *stacked = lanes_lib.Lanes(traced, self._num_lanes, differ)(
-      *flat, indices
-    )
+    function = vectorizable.retraced(traced)
+    try:
+      with _silence():
+        doubt, *stacked = tf.vectorized_map(
+          lambda index: function(*flat, index, *traced.captured_inputs), indices
+        )
+    except (
+      AssertionError,
+      NotImplementedError,
+      TypeError,
+      ValueError,
+    ) as error:
+      raise vectorizable.UnfitForLanesError(
+        errors.telling_line(error)
+      ) from error
 
     def client(lane: tf.Tensor) -> compiled_loop.OfClient:
       leaves = iter([tf.gather(leaf, lane) for leaf in stacked])
@@ -132,6 +144,18 @@ class LaneLoop(compiled_loop.CompiledLoop):
       return compiled_loop.OfClient(contributed, list(leaves), [])
 
     return tf.reduce_any(doubt), client
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+  """Silence warnings of operations that run once for each lane."""
+  logger = tf.get_logger()
+  level = logger.level
+  logger.setLevel(std_logging.CRITICAL)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
 
 
 def make_loop(
@@ -147,7 +171,7 @@ def make_loop(
   """
   try:
     return LaneLoop(loop, signature, num_lanes)
-  except lane_values.UnfitForLanesError as error:
+  except vectorizable.UnfitForLanesError as error:
     if strict:
       raise LanesRefusedError(str(error)) from error
     logging.warning(
@@ -182,7 +206,8 @@ def cohort_in_lanes(
 
   Args:
     lanes: How many clients run in lock-step.
-    jit: See `runtimes.cohort`.
+    jit: See `runtimes.cohort`. Loops that end at different times for different
+      clients, as of training, do not run in lanes under XLA.
     threads: See `runtimes.cohort`.
     strict: See `runtimes.cohort`; also raise an error for clients that cannot
       run in lanes.
