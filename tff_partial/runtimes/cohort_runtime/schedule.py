@@ -1,19 +1,14 @@
 """Parts of a program as it runs: server stages, and loops between them."""
 
-from collections.abc import Callable, Iterable, Sequence
-import functools
-from typing import TypeAlias
-
-import tensorflow as tf
+from collections.abc import Iterable
 
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime import client_loop
-from tff_partial.runtimes.graphs import graphs
+from tff_partial.runtimes.cohort_runtime import server_stage
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.values import typed_values
 
-Key: TypeAlias = flat_program.Key
-Values: TypeAlias = flat_program.Values
+Key = flat_program.Key
 Kind = flat_program.Kind
 
 # A client value of at most this many bytes is kept for a later loop rather
@@ -102,7 +97,9 @@ class Plan:
       frozenset(key for key in outputs if stage_of(key) < stage),
     )
 
-  def _stage(self, stage: int, results: Iterable[Key]) -> 'ServerStage':
+  def _stage(
+    self, stage: int, results: Iterable[Key]
+  ) -> server_stage.ServerStage:
     """Build the stage of the server before loop number `stage`."""
     steps = [
       step
@@ -117,7 +114,7 @@ class Plan:
     for loop in self.loops[stage:]:
       read_later.update(loop.shared)
     computed = {step.key for step in [*steps, *reports]}
-    return ServerStage(
+    return server_stage.ServerStage(
       self._program,
       reports,
       steps,
@@ -137,82 +134,3 @@ def _needed(
       needed.add(key)
       waiting.extend(program.steps[key].reads)
   return [step for step in program.steps.values() if step.key in needed]
-
-
-class ServerStage:
-  """Computation of the server between two loops, as one graph."""
-
-  def __init__(
-    self,
-    program: flat_program.Program,
-    reports: Iterable[flat_program.Step],
-    steps: Iterable[flat_program.Step],
-    zeros: Iterable[flat_program.Step],
-    outputs: Iterable[Key],
-  ):
-    """Determine what the stage needs.
-
-    Args:
-      program: The program.
-      reports: The aggregates of the loop before.
-      steps: The steps to run.
-      zeros: The aggregates of the loop after.
-      outputs: The values to return.
-    """
-    self._program = program
-    self._reports, self._steps = list(reports), list(steps)
-    self._zeros, self._outputs = list(zeros), sorted(outputs, key=str)
-    computed = {step.key for step in [*self._reports, *self._steps]}
-    used = [*self._reports, *self._steps, *self._zeros]
-    read = {key for step in used for key in step.reads} - computed
-    self._inputs = sorted(
-      (key for key in read if not program.is_at_clients(key)), key=str
-    )
-    self._totals = [program.accumulator(step) for step in self._reports]
-
-  def __call__(
-    self, values: Values, totals: Sequence[tf.Tensor]
-  ) -> tuple[dict[Key, typed_values.Nested], list[tf.Tensor]]:
-    """Run the stage.
-
-    Args:
-      values: All values at the server so far.
-      totals: The accumulators of the loop before.
-
-    Returns:
-      New values, and the first accumulators of the loop after.
-    """
-    if not self._outputs and not self._zeros:
-      return {}, []
-    flat = typed_values.leaves([values[key] for key in self._inputs])
-    results = iter(self._function(*flat, *totals))
-    computed = {
-      key: typed_values.like(self._program.pattern(key), results)
-      for key in self._outputs
-    }
-    return computed, list(results)
-
-  @functools.cached_property
-  def _function(self) -> Callable[..., list[tf.Tensor]]:
-    specs = [
-      typed_values.tensor_specs(self._program.type_of(key))
-      for key in self._inputs
-    ]
-    inputs = typed_values.leaves([specs, self._totals])
-    return graphs.quick(graphs.trace(self._run, inputs), inputs)
-
-  def _run(self, *flat: tf.Tensor) -> list[tf.Tensor]:
-    program, left = self._program, iter(flat)
-    values = {
-      key: typed_values.like(program.pattern(key), left) for key in self._inputs
-    }
-    totals = typed_values.like(self._totals, left)
-    for step, total in zip(self._reports, totals, strict=True):
-      values[step.key] = program.aggregation(step, values).report(total)
-    for step in self._steps:
-      values[step.key] = program.run(step, values)
-    results = [
-      [values[key] for key in self._outputs],
-      [program.aggregation(step, values).zero() for step in self._zeros],
-    ]
-    return [tf.identity(leaf) for leaf in typed_values.leaves(results)]
