@@ -1,7 +1,6 @@
 """Callbacks by themselves; programs_test.py has the runs that they end."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -57,25 +56,6 @@ def test_to_lose_clients_is_no_improvement():
   stopping = callbacks.EarlyStopping(patience=1)
   assert stopping(_result([1.0, 0.5], lost={2: 4}))
   assert not stopping(_result([1.0, 2.0], lost={1: 4}))
-
-
-def test_early_stopping_looks_at_evaluations_alone():
-  ended = _result([1.0, 2.0])
-  stopping = callbacks.EarlyStopping(patience=1)
-  assert stopping(ended)
-  ended.round += 1
-  assert not stopping(ended)
-
-
-def test_a_result_reads_weights_when_somebody_asks():
-  def nobody_asked() -> Any:
-    raise AssertionError('The weights were computed.')
-
-  result = callbacks.RoundResult(3, {'loss': 0.5}, {}, nobody_asked)
-  assert repr(result) == "RoundResult(round=3, metrics={'loss': 0.5})"
-  with pytest.raises(AssertionError, match='were computed'):
-    _ = result.weights
-  assert _result([1.0]).weights == 'w'
 
 
 def test_the_first_that_returns_true_ends_a_run():

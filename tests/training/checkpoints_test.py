@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 
@@ -129,32 +128,12 @@ def test_nobody_but_the_owner_can_read_them(saved, tmp_path):
     assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_notes_may_have_any_length(saved):
-  saved.save(_progress(1, text='x' * 10_000, history=list(range(99))))
-  found = saved.latest(_kinds(_progress(0)))
-  assert checkpoints.decode(found.notes)['history'] == list(range(99))
-
-
-def test_there_may_be_none(saved):
-  assert saved.latest(_kinds(_progress(0))) is None
-
-
 @pytest.mark.slow
 def test_two_are_kept(saved, tmp_path):
   for number in (2, 4, 10, 12):
     saved.save(_progress(number))
   assert _names(tmp_path) == ['round_10', 'round_12']
   assert int(saved.latest(_kinds(_progress(0))).round) == 12
-
-
-def test_other_files_are_left_alone(saved, tmp_path):
-  folder = tmp_path / 'checkpoints'
-  (folder / 'notes.txt').write_text('mine')
-  (folder / 'round_of_applause').mkdir()
-  for number in (1, 2, 3):
-    saved.save(_progress(number))
-  assert int(saved.latest(_kinds(_progress(0))).round) == 3
-  assert {'notes.txt', 'round_of_applause'} < set(_names(tmp_path))
 
 
 # ---- damage ------------------------------------------------------------------
@@ -267,12 +246,6 @@ def test_nothing_runs_that_a_checkpoint_holds(copied, tmp_path):
   assert file.read_text() == 'it ran'
 
 
-def test_the_program_in_a_checkpoint_is_of_no_use(copied, tmp_path):
-  (tmp_path / 'checkpoints' / 'round_6' / 'saved_model.pb').unlink()
-  found = copied.latest(_kinds(_progress(0)))
-  assert _flat(found) == _flat(_progress(6))
-
-
 def test_no_memory_is_taken_for_numbers_that_are_not_there(
   copied, tmp_path, caplog
 ):
@@ -306,17 +279,6 @@ def test_what_a_killed_save_left_is_removed(two, tmp_path, loop):
   saved.close()
 
 
-def test_a_half_removed_old_one_does_no_harm(copied, tmp_path):
-  # Killed while TFF removed the third-newest.
-  shutil.copytree(
-    tmp_path / 'checkpoints' / 'round_4' / 'variables',
-    tmp_path / 'checkpoints' / 'round_2' / 'variables',
-  )
-  assert int(copied.latest(_kinds(_progress(0))).round) == 6
-  copied.save(_progress(8))
-  assert _names(tmp_path) == ['round_6', 'round_8']
-
-
 # ---- reading and writing at once ---------------------------------------------
 
 
@@ -340,27 +302,6 @@ def test_one_process_at_a_time_may_write(saved, tmp_path, loop):
     checkpoints.Checkpoints(folder, loop)
   saved.close()
   checkpoints.Checkpoints(folder, loop).close()
-
-
-def test_the_lock_of_a_killed_process_is_gone(tmp_path, loop):
-  code = (
-    'import fcntl, os, sys, time\n'
-    'folder = os.open(sys.argv[1], os.O_RDONLY)\n'
-    'fcntl.flock(folder, fcntl.LOCK_EX)\n'
-    'print("locked", flush=True)\n'
-    'time.sleep(100)\n'
-  )
-  process = subprocess.Popen(
-    [sys.executable, '-c', code, str(tmp_path)], stdout=subprocess.PIPE
-  )
-  try:
-    assert process.stdout.readline() == b'locked\n'
-    with pytest.raises(RunError, match=str(tmp_path)):
-      checkpoints.Checkpoints(tmp_path, loop)
-  finally:
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-  checkpoints.Checkpoints(tmp_path, loop).close()
 
 
 # ---- folders that cannot be written ------------------------------------------
@@ -415,14 +356,6 @@ def test_coroutines_run_in_another_thread_also_inside_a_running_loop(loop):
 
   assert loop.run(where()) is not threading.main_thread()
   assert asyncio.run(in_a_notebook()) is loop.run(where())
-
-
-def test_errors_come_through(loop):
-  async def fail():
-    raise ValueError('on purpose')
-
-  with pytest.raises(ValueError, match='on purpose'):
-    loop.run(fail())
 
 
 def test_closing_waits_for_what_an_interrupt_left_unfinished():

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import math
 import os
 import shutil
@@ -88,14 +87,6 @@ def test_the_same_call_gives_the_same_numbers(world, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_seed_gives_other_numbers(world, whole, tmp_path):
-  result, folder = whole
-  other = world.train(output_dir=tmp_path, seed=1)
-  assert small_runs.flat(other.weights) != small_runs.flat(result.weights)
-  assert repeatable_rows(folder) != repeatable_rows(tmp_path)
-
-
-@pytest.mark.slow
 def test_without_a_folder_nothing_is_written(
   world, whole, tmp_path, monkeypatch
 ):
@@ -135,13 +126,6 @@ def test_what_a_run_writes(whole):
   assert not result.diverged
   assert result.seconds['total'] >= result.seconds['first_round'] > 0
   assert result.seconds['per_round_median'] > 0
-
-
-@pytest.mark.slow
-def test_a_run_learns(plain):
-  first = plain.train(rounds=1)
-  result = plain.train(rounds=60, evaluate_every=60)
-  assert result.validation['loss'] < 0.5 * first.validation['loss']
 
 
 # ---- a run that is killed goes on --------------------------------------------
@@ -191,68 +175,6 @@ def test_killed_at_a_bad_moment(world, whole, tmp_path, monkeypatch, moment):
   first = 1 if moment == 'before an old one is removed' else 0
   assert left[first:] == ['round_6', 'round_7']
   assert left[:first] == ['round_3'][:first]
-
-
-@pytest.mark.slow
-def test_killed_again_and_again(world, whole, tmp_path):
-  result, folder = whole
-  for ends_at in (5, 3):
-    with pytest.raises(small_runs.Killed):
-      world.train(
-        output_dir=tmp_path, clients=small_runs.Spy(world.clients, ends_at)
-      )
-    # What a kill in the middle of a line leaves.
-    with (tmp_path / 'metrics.csv').open('a') as file:
-      file.write('5,0.1')
-  small_runs.assert_same(world.train(output_dir=tmp_path), result)
-  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
-
-
-@pytest.mark.slow
-def test_a_truncated_checkpoint_costs_a_few_rounds(
-  world, whole, tmp_path, caplog
-):
-  result, folder = whole
-  with pytest.raises(small_runs.Killed):
-    world.train(output_dir=tmp_path, clients=small_runs.Spy(world.clients, 7))
-  (data,) = (tmp_path / 'checkpoints' / 'round_6').rglob('variables.data*')
-  os.truncate(data, data.stat().st_size // 2)
-  clients = small_runs.Spy(world.clients)
-  with caplog.at_level(logging.WARNING):
-    small_runs.assert_same(
-      world.train(output_dir=tmp_path, clients=clients), result
-    )
-  assert 'going on from round 3' in caplog.text
-  assert len(clients.cohorts) == small_runs.ROUNDS - 3
-  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_done_is_not_done_again(world, whole, tmp_path, caplog):
-  result, folder = whole
-  copy = tmp_path / 'copy'
-  shutil.copytree(folder, copy)
-  clients = small_runs.Spy(world.clients)
-  with caplog.at_level(logging.WARNING):
-    again = world.train(output_dir=copy, clients=clients)
-  small_runs.assert_same(again, result)
-  assert 'round 7 of 7 is done' in caplog.text
-  # A longer run is no shorter one.
-  with pytest.raises(
-    programs.ProgramError, match='has done 7 rounds, and 4 are asked for'
-  ):
-    world.train(output_dir=copy, clients=clients, rounds=4)
-  assert not clients.cohorts
-  assert repeatable_rows(copy) == repeatable_rows(folder)
-
-
-@pytest.mark.slow
-def test_more_rounds_go_on(world, whole, tmp_path):
-  result, folder = whole
-  world.train(output_dir=tmp_path, rounds=3)
-  more = world.train(output_dir=tmp_path)
-  small_runs.assert_same(more, result)
-  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
 
 
 @pytest.mark.slow
@@ -395,15 +317,6 @@ def test_cohorts_are_those_of_the_sampler(world):
 
 
 @pytest.mark.slow
-def test_the_rows_count_who_took_part(world, tmp_path):
-  world.train(output_dir=tmp_path, dropout_rate=0.4, seed=3)
-  sampler = sampling.CohortSampler(world.clients.client_ids, 4, 3, 1.0, 0.4)
-  assert [int(row['num_clients']) for row in repeatable_rows(tmp_path)] == [
-    len(sampler.cohort(number)) for number in range(1, small_runs.ROUNDS + 1)
-  ]
-
-
-@pytest.mark.slow
 def test_rounds_without_clients_leave_the_weights_alone(plain, tmp_path):
   def sizes(seed: int) -> list[int]:
     sampler = sampling.CohortSampler(
@@ -428,15 +341,6 @@ def test_rounds_without_clients_leave_the_weights_alone(plain, tmp_path):
     '1001'
   )
   assert not any(result.diverged for result in results)
-
-
-@pytest.mark.slow
-def test_a_run_whose_clients_never_answer_ends(plain):
-  result = plain.train(dropout_rate=0.999999, rounds=12)
-  first = plain.process.get_model_weights(plain.process.initialize())
-  assert small_runs.flat(result.weights) == small_runs.flat(first)
-  assert result.rounds == 12
-  assert not result.diverged
 
 
 # ---- the best round ----------------------------------------------------------
@@ -574,17 +478,6 @@ def test_a_run_that_diverges_is_stopped(plain, tmp_path, scale, patience):
   again = plain.train(output_dir=tmp_path, **settings)
   small_runs.assert_same(again, result)
   assert len(repeatable_rows(tmp_path)) == 7 + patience
-
-
-@pytest.mark.slow
-def test_a_run_that_never_had_a_finite_loss_is_stopped(plain, tmp_path):
-  spec = plain.process.example_spec
-  clients = small_runs.pack(spec, 'train', 12, 1e30)
-  result = plain.train(output_dir=tmp_path, rounds=100, clients=clients)
-  assert result.diverged
-  assert result.rounds == 5
-  weights = plain.process.get_model_weights(plain.process.initialize())
-  assert small_runs.flat(result.weights) == small_runs.flat(weights)
 
 
 @pytest.mark.slow
@@ -851,17 +744,6 @@ def test_a_killed_run_calls_for_the_rounds_that_it_repeats(world, tmp_path):
     )
   world.train(output_dir=tmp_path, callbacks=[note])
   assert rounds == [1, 2, 3, 4, 5, 4, 5, 6, 7]
-
-
-@pytest.mark.slow
-def test_what_a_callback_raises_reaches_the_caller(world, whole, tmp_path):
-  def fail(result: callbacks.RoundResult) -> None:
-    if result.round == 5:
-      raise ZeroDivisionError('mine')
-
-  with pytest.raises(ZeroDivisionError, match='mine'):
-    world.train(output_dir=tmp_path, callbacks=[fail])
-  small_runs.assert_same(world.train(output_dir=tmp_path), whole[0])
 
 
 # The rounds of these runs get better and better, so that "better" is turned.

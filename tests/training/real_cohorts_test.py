@@ -4,10 +4,7 @@ All of it follows from the seed, the round and the client.
 """
 
 import collections
-import contextlib
 import functools
-import gc
-import shutil
 from typing import Any
 
 import numpy as np
@@ -16,18 +13,14 @@ import pytest
 from tasks.errors import OptionError
 from tasks.experiment.command_line.flags import parse
 from tasks.experiment.options.cohorts import Cohorts
-from tests.support import commands
 from tests.support import small_runs
 from tests.support.commands import repeatable_rows
-from tests.support.commands import run_here
 import tff_partial
-from tff_partial import errors
 from tff_partial import phases
 from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
-from tff_partial.training import checkpoints
 from tff_partial.training import programs
 from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import latency as latency_lib
@@ -117,32 +110,6 @@ def test_the_first_that_answer_are_joined():
     assert sampler.num_asked == 16
 
 
-def test_who_drops_out_is_not_waited_for():
-  latency = Latency(round_spread=1.0)
-  sampler = _sampler(
-    Participation(extra_clients=6, latency=latency), dropout_rate=0.3
-  )
-  answering = _sampler(clients_per_round=16, dropout_rate=0.3)
-  sizes = set()
-  for number in range(1, 40):
-    answers = answering.cohort(number)
-    cohort = sampler.cohort(number)
-    assert set(cohort) <= set(answers)
-    assert len(cohort) == min(10, len(answers))
-    if len(answers) > 10:
-      first = np.argsort(latency.logarithms(answers, 0, number))[:10]
-      assert set(cohort) == {answers[place] for place in first}
-    sizes.add(len(cohort))
-  assert 10 in sizes and len(sizes) > 1
-
-
-def test_where_all_are_as_fast_the_reserve_is_that_of_oversampling():
-  for number in range(1, 6):
-    assert _sampler(Participation(extra_clients=10)).cohort(number) == (
-      _sampler(oversample=2.0).cohort(number)
-    )
-
-
 def test_fast_clients_take_part_more_often():
   def shares(latency: Latency) -> np.ndarray:
     sampler = _sampler(Participation(extra_clients=10, latency=latency))
@@ -224,34 +191,6 @@ def test_slow_clients_do_any_part_of_their_work():
   assert [c['count'] for c in later] != counts.tolist()
 
 
-def test_a_client_does_as_much_whoever_else_is_asked():
-  whole = _cohort(12)
-  sampler = _sampler(Participation(partial_work=0.5))
-  counts = {
-    name: client['count']
-    for name, client in zip(
-      whole.client_ids, sampler.with_partial_work(whole, 3), strict=True
-    )
-  }
-  assert 1 < len(set(counts.values()))
-  few = _cohort(5)
-  for name, client in zip(
-    few.client_ids, sampler.with_partial_work(few, 3), strict=True
-  ):
-    assert client['count'] == counts[name]
-  assert _sampler().with_partial_work(whole, 3) is whole
-
-
-def test_clients_without_examples_stay_so():
-  empty = {'x': np.zeros([0], np.int32), 'y': np.zeros([0, 1], np.float32)}
-  population = packing.pack({'nothing': empty}, _spec(), min_examples=0)
-  cohort = population.cohort(['nothing'], np.zeros([1, 2], np.int32))
-  cut = latency_lib.partial_work(cohort, np.array([True]), 0, 1)
-  assert cut[0]['count'] == 0
-  nobody = population.cohort([], np.zeros([0, 2], np.int32))
-  assert not len(_sampler(_REAL).with_partial_work(nobody, 1))
-
-
 @pytest.fixture(scope='module', name='runtime', autouse=True)
 def fixture_runtime():
   with tff_partial.runtimes.cohort(jit=False) as context:
@@ -307,18 +246,6 @@ def test_partial_work_is_training_on_the_first_examples(world):
     output.metrics['client_work']['train']['num_examples'] for output in outputs
   ]
   assert done[0] == done[1] < done[2]
-
-
-@pytest.mark.slow
-def test_partial_work_compiles_nothing_more(world):
-  with tff_partial.runtimes.cohort(jit=True) as context:
-    for rounds in (1, 5):
-      world.train(
-        rounds=rounds,
-        validation=None,
-        participation=Participation(partial_work=0.5),
-      )
-      assert context.num_compiled == 1
 
 
 # ---- availability ------------------------------------------------------------
@@ -394,13 +321,6 @@ def test_too_few_available_clients_are_refused_at_once():
     )
 
 
-def test_the_fewest_are_those_of_the_worst_round():
-  day = Availability(6, floor=0.3, zone_spread=0.5)
-  sums = [day.probabilities(40, 7, number).sum() for number in range(6)]
-  assert abs(day.fewest_expected(40, 7) - min(sums)) < 1e-9
-  assert min(sums) < 0.7 * max(sums)
-
-
 # ---- epochs ------------------------------------------------------------------
 
 
@@ -416,17 +336,6 @@ def test_each_client_is_asked_once_an_epoch():
     assert sorted(c for cohort in epoch for c in cohort) == sorted(_POPULATION)
   firsts = {tuple(epoch[0]) for epoch in epochs}
   assert len(firsts) == 5
-
-
-def test_clients_in_reserve_have_had_their_turn():
-  # 10 of 15 are joined, in three rounds of which the last asks 10.
-  latency = Latency(speed_spread=1.0)
-  sampler = _sampler(
-    Participation(order=sampling.EPOCHS, extra_clients=5, latency=latency)
-  )
-  epoch = [client for n in (1, 2, 3) for client in sampler.cohort(n)]
-  assert len(set(epoch)) == len(epoch) == 30
-  assert not set(sampler.cohort(3)) & set(epoch[:20])
 
 
 def test_in_an_epoch_who_is_asleep_is_asked_later():
@@ -488,16 +397,8 @@ def test_in_an_epoch_who_is_asleep_is_asked_later():
   ],
 )
 def test_impossible_cohorts_are_refused(make, expected):
-  with pytest.raises(errors.UserError, match=expected) as caught:
+  with pytest.raises(ProgramError, match=expected):
     make()
-  assert isinstance(
-    caught.value,
-    (
-      ProgramError,
-      ProgramError,
-      ProgramError,
-    ),
-  )
 
 
 def _planned(
@@ -611,18 +512,6 @@ def test_flags_that_say_nothing_are_refused(flags, expected):
   assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize(
-  'flags',
-  [
-    ('--extra_clients=1', '--set=latency_spread=1'),
-    ('--oversample=1.5', '--set=latency_spread=1'),
-    ('--set=partial_work=0.1', '--set=speed_spread=1'),
-  ],
-)
-def test_latencies_that_decide_something_are_taken(flags):
-  assert parse(flags).loop.cohorts.participation().latency.total_spread == 1.0
-
-
 _TREE = ('--dp_mechanism=tree', '--clip=1')
 
 
@@ -645,11 +534,6 @@ def test_a_private_run_refuses_what_is_not_covered(flags, expected):
     parse(['--target_epsilon=8', *flags])
   assert expected in str(caught.value)
   assert 'is not covered by --target_epsilon' in str(caught.value)
-
-
-def test_a_private_run_takes_the_rest():
-  parse(['--target_epsilon=8', '--sampling=epochs', *_TREE])
-  parse(['--target_epsilon=8', '--set=partial_work=0.5', '--dropout_rate=0.1'])
 
 
 # ---- whole runs --------------------------------------------------------------
@@ -719,24 +603,3 @@ def test_a_run_does_not_go_on_with_other_cohorts(world, tmp_path):
     evaluate_every=2,
     participation=Participation(),
   )
-
-
-@pytest.mark.slow
-def test_a_killed_program_goes_on(tmp_path, monkeypatch):
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  arguments = (*commands.SMALL, *_FLAGS)
-  with monkeypatch.context() as patch:
-    # At the second of three checkpoints.
-    small_runs.kill(checkpoints.Checkpoints, 'save', 2, patch, before=False)
-    with contextlib.suppress(small_runs.Killed):
-      run_here('train', *arguments, f'--output_dir={killed}')
-  gc.collect()
-  assert not (killed / 'result.json').exists()
-  shutil.copytree(killed, whole)
-  shutil.rmtree(whole / 'checkpoints')
-  (whole / 'metrics.csv').unlink()
-  for folder in (whole, killed):
-    outcome = run_here('train', *arguments, f'--output_dir={folder}')
-    assert outcome.status == 0, outcome
-  assert repeatable_rows(killed) == repeatable_rows(whole)
-  assert len(repeatable_rows(whole)) == 6

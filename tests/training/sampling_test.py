@@ -46,11 +46,6 @@ def test_every_client_has_its_turn():
   assert min(counts.values()) > 60
 
 
-def test_everybody_may_take_part():
-  sampler = _sampler(clients_per_round=len(_POPULATION))
-  assert sorted(sampler.cohort(3)) == sorted(_POPULATION)
-
-
 @pytest.mark.parametrize(
   'clients, oversample, asked',
   [(10, 1.0, 10), (10, 1.25, 13), (10, 1.1, 11), (30, 1.1, 33), (1, 1.5, 2)],
@@ -81,39 +76,6 @@ def test_dropout_takes_clients_away():
   assert 6.7 < np.mean(sizes) < 7.3
   # They drop out one by one, not all together.
   assert 1.2 < np.std(sizes) < 1.7
-
-
-def test_oversampling_makes_up_for_dropout():
-  sampler = _sampler(oversample=3.0, dropout_rate=0.3)
-  assert all(len(sampler.cohort(n)) == 10 for n in range(1, 101))
-
-
-def test_a_client_drops_out_whoever_else_is_asked():
-  few = _sampler(dropout_rate=0.5, clients_per_round=20)
-  many = _sampler(dropout_rate=0.5, clients_per_round=40)
-  asked = _sampler(clients_per_round=20)
-  for number in range(1, 20):
-    answering = set(many.cohort(number))
-    assert few.cohort(number) == [
-      c for c in asked.cohort(number) if c in answering
-    ]
-
-
-def test_nobody_may_be_left():
-  sampler = _sampler(clients_per_round=1, dropout_rate=0.9)
-  cohorts = [sampler.cohort(number) for number in range(1, 60)]
-  assert [] in cohorts
-  assert any(cohorts)
-  assert sampler.seeds(1, []).shape == (0, 2)
-
-
-def test_the_first_and_the_last_of_a_cohort_are_drawn_alike():
-  sampler = _sampler()
-  places = [
-    [int(c.split()[1]) for c in sampler.cohort(number)] for number in range(400)
-  ]
-  # Uniform among 0 to 39: mean 19.5, and a deviation of 11.5 / 20 of a mean.
-  assert np.allclose(np.mean(places, axis=0), 19.5, atol=4 * 11.5 / 20)
 
 
 def test_the_cost_of_a_cohort_is_not_that_of_the_population():
@@ -153,21 +115,6 @@ def test_poisson_cohorts_vary_as_independent_draws_do():
   # Whether one takes part tells nothing about another.
   together = np.corrcoef(took_part.T)[np.triu_indices(40, 1)]
   assert abs(together.mean()) < 0.01 and abs(together).max() < 0.16
-
-
-def test_poisson_cohorts_depend_on_seed_and_round_alone():
-  cohorts = [_sampler(poisson=True).cohort(number) for number in range(5)]
-  assert [_sampler(poisson=True).cohort(n) for n in range(5)] == cohorts
-  assert len(set(map(tuple, cohorts))) == 5
-  assert _sampler(poisson=True, seed=1).cohort(0) != cohorts[0]
-
-
-def test_poisson_cohorts_may_be_empty_or_everybody():
-  rarely = _sampler(poisson=True, clients_per_round=1)
-  sizes = {len(rarely.cohort(number)) for number in range(50)}
-  assert {0, 1, 2} <= sizes
-  always = _sampler(poisson=True, clients_per_round=40)
-  assert sorted(always.cohort(0)) == sorted(_POPULATION)
 
 
 def test_dropout_thins_poisson_cohorts_and_cuts_nobody_off():
@@ -215,8 +162,3 @@ def test_impossible_cohorts_are_refused_at_once(options, expected):
   with pytest.raises(ProgramError, match=expected) as caught:
     _sampler(**options)
   assert isinstance(caught.value, errors.UserError)
-
-
-def test_an_empty_population_is_refused():
-  with pytest.raises(ProgramError, match='population has 0'):
-    sampling.CohortSampler((), 1, 0)
