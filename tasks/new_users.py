@@ -30,7 +30,7 @@ from tasks.options import Options
 from tff_partial import evaluation
 from tff_partial.analysis import curves
 from tff_partial.data import splits
-from tff_partial.training import cold_start
+from tff_partial.training import evaluation_sets
 
 _FILE, _PICTURE = 'new_users.csv', 'new_users.png'
 _WHO, _SUPPORT = 'who', 'support'
@@ -100,7 +100,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
     for name, who in new.items():
       build = functools.partial(_evaluation, trainable, who.part)
       spec = build(splits.first(sizes[-1], after)).example_spec
-      measured = cold_start.measure_by_support(
+      measured = evaluation_sets.measure_by_support(
         build,
         saved.best_weights,
         task.clients(who.part, spec),

@@ -64,16 +64,16 @@ from tff_partial.solvers.exact import Exact
 from tff_partial.solvers.exact import Prior
 from tff_partial.training import callbacks
 from tff_partial.training.client_store.client_store import ClientStore
-from tff_partial.training.cold_start import measure_by_support
+from tff_partial.training.evaluation_sets import measure_by_support
 from tff_partial.training.personal_models import personalise
 from tff_partial.training.personal_models import Predictor
-from tff_partial.training.personal_models import top_n
 from tff_partial.training.programs import evaluate
 from tff_partial.training.programs import EvaluationSet
 from tff_partial.training.programs import load
 from tff_partial.training.programs import train
 from tff_partial.training.programs import TrainingResult
 from tff_partial.training.selection import Selection
+from tff_partial.training.top_candidates import top_n
 
 __version__ = '0.2.0'
 

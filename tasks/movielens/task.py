@@ -40,7 +40,7 @@ from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
 from tff_partial.templates import rating_posteriors
-from tff_partial.training import personal_models
+from tff_partial.training import top_candidates
 
 NAME = 'movielens'
 
@@ -359,7 +359,7 @@ class MovieLens(MeasuredByProtocol):
         self.ratings.item_titles[item],
         float(np.clip(score, low, high)),
       )
-      for item, score in personal_models.top_n(
+      for item, score in top_candidates.top_n(
         keras_model, unrated, number, output=_output_of(keras_model)
       )
     ]

@@ -15,7 +15,7 @@ from tff_partial.contexts import batch_of
 from tff_partial.errors import SettingError
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.training import cold_start
+from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
 
 
@@ -109,7 +109,7 @@ def test_the_best_round_has_its_server_state(process, exam, tmp_path):
       exam, each.best_weights, server_state=each.best_server_state
     )
     assert measured == result.best_validation
-  found = cold_start.measure_by_support(
+  found = evaluation_sets.measure_by_support(
     lambda split: exam.evaluation,
     saved.best_weights,
     exam.clients,

@@ -16,7 +16,7 @@ from tff_partial.analysis import figures
 from tff_partial.analysis.errors import AnalysisError
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy_plans
-from tff_partial.training import history
+from tff_partial.training import metrics_log
 from tff_partial.training import programs
 
 
@@ -53,7 +53,7 @@ def _told(
 ) -> programs.TrainingResult:
   """A result whose rounds went otherwise."""
   numbered = [
-    history.entry(number, row) for number, row in enumerate(rounds, 1)
+    metrics_log.entry(number, row) for number, row in enumerate(rounds, 1)
   ]
   return dataclasses.replace(result, history=numbered, best_round=best)
 
@@ -75,17 +75,21 @@ def _drawn(figure: figures.Figure) -> dict[str, dict[str, list[list[float]]]]:
 
 def test_an_entry_is_a_row_without_what_is_empty():
   row = {'loss': 0.5, 'validation_loss': '', 'num_clients': 3}
-  assert history.entry(4, row) == {'round': 4, 'loss': 0.5, 'num_clients': 3}
+  assert metrics_log.entry(4, row) == {
+    'round': 4,
+    'loss': 0.5,
+    'num_clients': 3,
+  }
 
 
 def test_a_table_is_read_as_it_was_written():
   table = 'round,loss,is_odd,rmse\r\n1,0.1,True,\r\n2,nan,False,1e-07\r\n'
-  first, second = history.read(table)
+  first, second = metrics_log.read(table)
   assert first == {'round': 1, 'loss': 0.1, 'is_odd': True}
   assert math.isnan(second.pop('loss'))
   assert second == {'round': 2, 'is_odd': False, 'rmse': 1e-7}
   assert [type(value) for value in second.values()] == [int, bool, float]
-  assert history.read('') == []
+  assert metrics_log.read('') == []
 
 
 def test_a_run_in_memory_has_a_history(result):

@@ -15,7 +15,7 @@ from tff_partial.data import frames
 from tff_partial.data import populations
 from tff_partial.data import vocabularies
 from tff_partial.data.vocabularies import Vocabulary
-from tff_partial.training import personal_models
+from tff_partial.training import top_candidates
 from tff_partial.training.errors import ProgramError
 
 layers = tf.keras.layers
@@ -141,10 +141,10 @@ def test_unseen_items_share_a_place_that_is_never_recommended():
   model.get_layer('table').set_weights(
     [np.array([[9.0], [1.0], [2.0], [3.0]], np.float32)]
   )
-  best = personal_models.top_n(model, films, 3, exclude=['Brazil'])
+  best = top_candidates.top_n(model, films, 3, exclude=['Brazil'])
   assert [choice.candidate for choice in best] == ['c', 'b', 'a']
   with pytest.raises(ProgramError, match='4 of the 3'):
-    personal_models.top_n(model, films, 4)
+    top_candidates.top_n(model, films, 4)
 
 
 # ---- files -------------------------------------------------------------------

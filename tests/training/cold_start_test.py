@@ -15,7 +15,7 @@ from tff_partial.data import packing
 from tff_partial.data.examples import ClientDataError
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.training import cold_start
+from tff_partial.training import evaluation_sets
 
 _SIZES = (0, 5)
 _RATE = 0.05
@@ -37,7 +37,7 @@ def fixture_curve():
   )
   users = planted.rate({'ann': 9, 'bob': 12, 'cid': 5, 'dot': 1})
   with runtimes.native():
-    measured = cold_start.measure_by_support(
+    measured = evaluation_sets.measure_by_support(
       lambda split: algorithms.build_furl_eval(
         model,
         split=split,
@@ -75,4 +75,4 @@ def test_the_curve_by_hand(curve):
 
 def test_a_negative_size_is_refused():
   with pytest.raises(ClientDataError, match=r'first\(-1, query_from=3\)'):
-    cold_start.measure_by_support(lambda split: None, None, None, [3, -1])
+    evaluation_sets.measure_by_support(lambda split: None, None, None, [3, -1])

@@ -11,9 +11,8 @@ import tensorflow_federated as tff
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import tiers
-from tff_partial.data import examples
-from tff_partial.model import models
 from tff_partial.training import personal_models
+from tff_partial.training import top_candidates
 from tff_partial.training.errors import ProgramError
 
 _ITEMS = 6
@@ -137,19 +136,6 @@ def test_a_predictor_predicts_as_the_models_of_clients_do(recon, furl, clients):
 
 
 @pytest.mark.slow
-def test_a_saved_run_personalises_alike(model, clients, tmp_path):
-  process = tff_partial.algorithms.build_furl(model)
-  options = {'rounds': 1, 'clients_per_round': 2}
-  result = tff_partial.train(process, clients, **options, output_dir=tmp_path)
-  saved = tff_partial.load(process, tmp_path)
-  for client in clients.client_ids:
-    np.testing.assert_array_equal(
-      _predicted(tff_partial.personalise(result, clients, client)),
-      _predicted(tff_partial.personalise(saved, clients, client)),
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('build', [_ditto, algorithms.build_p_fed_me])
 def test_a_personal_copy_of_the_model_is_what_a_client_has(build, clients):
   model = tff_partial.from_keras(_build, loss='mse')
@@ -198,37 +184,7 @@ def test_a_client_may_be_named_by_a_number(recon):
   np.testing.assert_array_equal(mine, same)
 
 
-@pytest.mark.slow
-def test_an_unknown_client_is_named(recon, clients):
-  with pytest.raises(examples.ClientDataError, match="no client 'u7' among"):
-    tff_partial.personalise(recon, clients, 'u7')
-
-
 # ---- weights of a Keras model ------------------------------------------------
-
-
-def test_weights_of_a_result_and_a_clients_own_make_a_model(model, recon):
-  own = {'user/kernel': np.ones([1, 1]), 'user/bias': np.zeros([1])}
-  found = _predicted(model.to_keras(recon.best_weights, own))
-  table = recon.best_weights.trainable[tiers.GLOBAL]['items/embeddings']
-  np.testing.assert_array_equal(found, np.asarray(table)[:, 0])
-
-
-@pytest.mark.parametrize(
-  'given, expected',
-  [
-    ({'user/kernal': 0.0}, r"no variables \['user/kernal'\], but \['items"),
-    (3.0, 'Expected weights, .* found a float'),
-  ],
-)
-def test_what_is_no_weight_is_refused(model, recon, given, expected):
-  with pytest.raises(models.ModelError, match=expected):
-    model.to_keras(recon.best_weights, given)
-
-
-def test_weights_of_the_server_alone_are_no_clients_model(model, recon):
-  with pytest.raises(models.ModelError, match='tff_partial.personalise'):
-    model.to_keras(recon.best_weights)
 
 
 # ---- the best of some candidates ---------------------------------------------
@@ -242,7 +198,7 @@ def _scorer(shape: tuple[int, ...] = ()) -> tf.keras.Model:
 
 
 def test_the_best_come_first_and_equals_in_their_order():
-  found = personal_models.top_n(_scorer(), [2.0, 1.0, 3.0, 1.0], 3)
+  found = top_candidates.top_n(_scorer(), [2.0, 1.0, 3.0, 1.0], 3)
   assert found == [(1.0, -1.0), (1.0, -1.0), (2.0, -2.0)]
   assert found[0].candidate == 1.0 and found[0].score == -1.0
 
@@ -250,7 +206,7 @@ def test_the_best_come_first_and_equals_in_their_order():
 @pytest.mark.parametrize('unseen', [False, True])
 def test_values_of_a_vocabulary_are_named(unseen):
   words = tff_partial.Vocabulary(['b', 'a', 'c'], unseen=unseen)
-  found = personal_models.top_n(_scorer(), words, 2, exclude=['a'])
+  found = top_candidates.top_n(_scorer(), words, 2, exclude=['a'])
   assert [choice.candidate for choice in found] == ['b', 'c']
   assert [choice.score for choice in found] == [-1.0 - unseen, -2.0 - unseen]
 
@@ -259,7 +215,7 @@ def test_values_of_a_vocabulary_are_named(unseen):
 def test_numbers_exclude_texts_that_read_alike(kind):
   words = tff_partial.Vocabulary(map(kind, [1, 2, 3, 4]))
   for exclude in ([1, 2], ['1', '2'], np.array([1.0, 2.0])):
-    found = personal_models.top_n(_scorer(), words, 2, exclude=exclude)
+    found = top_candidates.top_n(_scorer(), words, 2, exclude=exclude)
     assert [choice.candidate for choice in found] == [kind(3), kind(4)]
 
 
@@ -269,12 +225,12 @@ def test_a_misspelt_candidate_excludes_nothing_and_is_named(caplog):
     ProgramError,
     match="^exclude: unknown candidate 'Aline'; did you mean 'Alien'\\?",
   ):
-    personal_models.top_n(
+    top_candidates.top_n(
       _scorer(), tff_partial.Vocabulary(films), 1, exclude=['Heat', 'Aline']
     )
   known = tff_partial.Vocabulary(films, unseen=True)
   # What a client has had may be a value that the vocabulary never saw.
-  found = personal_models.top_n(_scorer(), known, 1, exclude=['Heat', 'Jaws'])
+  found = top_candidates.top_n(_scorer(), known, 1, exclude=['Heat', 'Jaws'])
   assert found[0].candidate == 'Alien'
   assert "unknown candidate 'Jaws'." in caplog.text
 
@@ -282,12 +238,12 @@ def test_a_misspelt_candidate_excludes_nothing_and_is_named(caplog):
 def test_other_inputs_are_the_same_for_all_candidates():
   item, hour = (tf.keras.Input([], name=name) for name in ('item', 'hour'))
   keras_model = tf.keras.Model({'item': item, 'hour': hour}, item * hour)
-  found = personal_models.top_n(
+  found = top_candidates.top_n(
     keras_model, np.array([1.0, 2.0]), 1, context={'hour': -3.0}
   )
   assert found == [(1.0, -3.0)]
   with pytest.raises(ProgramError, match=r"inputs \['hour', 'item'\]|in"):
-    personal_models.top_n(keras_model, [1.0], 1, context={'day': 1.0})
+    top_candidates.top_n(keras_model, [1.0], 1, context={'day': 1.0})
 
 
 @pytest.mark.parametrize(
@@ -305,13 +261,7 @@ def test_what_cannot_be_chosen_is_refused(
 ):
   keras_model = _scorer((1,) if np.ndim(candidates) == 2 else ())
   with pytest.raises(ProgramError, match=expected):
-    personal_models.top_n(keras_model, candidates, number, exclude=exclude)
-
-
-def test_a_model_of_several_outputs_ranks_nothing():
-  keras_model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
-  with pytest.raises(ProgramError, match=r'predicts \[3, 2\] for 3'):
-    personal_models.top_n(keras_model, np.ones([3, 1]), 1)
+    top_candidates.top_n(keras_model, candidates, number, exclude=exclude)
 
 
 # ---- the runtime that is taken -----------------------------------------------

@@ -6,7 +6,6 @@ __all__ = [
   'callbacks',
   'checkpoints',
   'client_store',
-  'cold_start',
   'evaluation_sets',
   'files',
   'metrics_log',
@@ -15,6 +14,7 @@ __all__ = [
   'programs',
   'run_privacy',
   'selection',
+  'top_candidates',
 ]
 
 __getattr__ = _lazily.importer(__name__, __all__)

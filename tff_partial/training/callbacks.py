@@ -9,6 +9,10 @@ A callback is a function of a `RoundResult`. It ends the run by returning True:
       ...,
       callbacks=[log, tff_partial.callbacks.EarlyStopping(patience=3)],
     )
+
+That round is then the last one: it is validated and saved, and the run does not
+resume when it is started again. After a kill a run repeats the rounds after its
+last checkpoint, and calls for them again.
 """
 
 from collections.abc import Callable, Mapping, Sequence

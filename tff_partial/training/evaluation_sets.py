@@ -15,6 +15,7 @@ from tff_partial import evaluation
 from tff_partial import runtimes
 from tff_partial.client import client_work
 from tff_partial.data import cohorts
+from tff_partial.data import splits
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
 from tff_partial.runtimes.values import client_batch
@@ -141,6 +142,55 @@ def evaluate(
       len(evaluation_set.clients.client_ids),
     )
   return found
+
+
+def measure_by_support(
+  build: Callable[[splits.Split], evaluation.Evaluation],
+  weights: Any,
+  clients: cohorts.ClientSource,
+  sizes: Sequence[int],
+  *,
+  query_from: int | None = None,
+  seed: int = 0,
+  server_state: Any = None,
+) -> dict[int, dict[str, Any]]:
+  """Measure new users after they personalise on their first examples.
+
+  All sizes are measured on the same query set: the examples after the largest
+  support set, or later. Users without any there are left out. For example,
+
+      measure_by_support(
+        lambda split: build_furl_eval(model, split=split, personalise=Phase()),
+        weights, new_users, sizes=[0, 1, 3, 10])
+
+  Args:
+    build: Builds the evaluation for a split, such as an algorithm's own.
+    weights: The model's weights at the server, `ModelWeights`.
+    clients: Users that took no part in training.
+    sizes: Sizes of the support set.
+    query_from: The position of the first query example; by default the largest
+      size.
+    seed: The run's seed; a client's draws follow from it and its id.
+    server_state: Server state other than weights, as for `evaluate`.
+
+  Returns:
+    Size to the result of `evaluate`: pooled metrics by name,
+    and their distribution under `per_client`.
+
+  Raises:
+    ClientDataError: If a size is negative, or larger than `query_from`.
+  """
+  start = max(sizes, default=0) if query_from is None else query_from
+  cut = {size: splits.first(size, start) for size in sizes}
+  return {
+    size: evaluate(
+      EvaluationSet(build(split), clients),
+      weights,
+      seed,
+      server_state=server_state,
+    )
+    for size, split in cut.items()
+  }
 
 
 def _check_finite(weights: client_work.ModelWeights) -> None:

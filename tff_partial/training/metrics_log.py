@@ -18,7 +18,6 @@ import sys
 from typing import Any
 import warnings
 
-from absl import logging
 import numpy as np
 import tensorflow as tf
 
@@ -56,8 +55,8 @@ def flatten(metrics: Any) -> collections.OrderedDict[str, Any]:
 class Records:
   """Writer of a row per round to `metrics.csv` and to TensorBoard.
 
-  The checkpoints of a run hold the table, too. So a table that was cut, edited
-  or lost while nothing ran is noticed and rewritten.
+  The checkpoints of a run hold the table, too; a resumed run writes the file
+  again from there.
   """
 
   def __init__(
@@ -86,7 +85,7 @@ class Records:
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
       self._path.with_suffix('.tmp').unlink(missing_ok=True)
-      self._look_at_file()
+      self._refuse_other_file()
       _replace(self._path, self._rows)
       if tensorboard:
         self._events = tf.summary.create_file_writer(
@@ -103,36 +102,19 @@ class Records:
     """The table so far."""
     return _text(self._rows)
 
-  def _look_at_file(self) -> None:
-    """Compare the file with the saved table; keep a copy if it differs."""
-    found: list[list[str]] = []
-    if self._path.exists():
-      # A kill may have truncated the last line.
-      text = self._path.read_text('utf-8', errors='replace')
-      try:
-        found = _rows(text[: text.rfind('\n') + 1])
-      except csv.Error:
-        found = [[]]
-    if found and found[0][:1] != [ROUND]:
+  def _refuse_other_file(self) -> None:
+    """Refuse to overwrite a file that is not the table of a run."""
+    if not self._path.exists():
+      return
+    text = self._path.read_text('utf-8', errors='replace')
+    header, newline, _ = text.partition('\n')
+    # A kill may have truncated the header.
+    is_cut = not newline and ROUND.startswith(header)
+    if not is_cut and header.rstrip().split(',')[0] != ROUND:
       raise RunError(
         f'{self._path}, line 1: there is no first column {ROUND!r}, so it is '
         'not the table of a run. Move it away or choose another output folder.'
       )
-    line = _first_difference(self._rows, found)
-    if line is None:
-      return
-    kept = ''
-    if found:
-      copy = self._path.with_name(f'changed_{METRICS_FILE}')
-      os.replace(self._path, copy)
-      kept = f' What was found is kept as {copy.name}.'
-    logging.warning(
-      '%s was changed since the run was saved, from line %d on. It is written '
-      'anew from the checkpoint.%s',
-      self._path,
-      line,
-      kept,
-    )
 
   def release(self, row: Mapping[str, Any], round_number: int) -> None:
     """Add the row of a round.
@@ -222,6 +204,39 @@ class Records:
       csv.writer(file).writerow(cells)
 
 
+def entry(round_number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+  """Return a round's number and the columns that have a value.
+
+  Args:
+    round_number: The round.
+    row: Column of `metrics.csv` to a number, or to an empty text.
+  """
+  measured = {name: value for name, value in row.items() if value != ''}
+  return {'round': round_number, **measured}
+
+
+def read(table: str) -> list[dict[str, Any]]:
+  """Return the entries of all rounds of a table.
+
+  Args:
+    table: The text of a `metrics.csv`; empty for a new run.
+  """
+  rows = csv.DictReader(io.StringIO(table, newline=''))
+  return [
+    {name: _number(cell) for name, cell in row.items() if cell} for row in rows
+  ]
+
+
+def _number(cell: str) -> Any:
+  """Parse a cell into the value that was written."""
+  if cell in ('True', 'False'):
+    return cell == 'True'
+  try:
+    return int(cell)
+  except ValueError:
+    return float(cell)
+
+
 def by_phase(row: Mapping[str, Any]) -> dict[str, Any]:
   """Name the numbers of a row by the phase of the run: `PHASE/METRIC`.
 
@@ -309,25 +324,6 @@ def _replace(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
   with temporary.open('w', newline='') as file:
     file.write(_text(rows))
   os.replace(temporary, path)
-
-
-def _first_difference(
-  saved: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
-) -> int | None:
-  """Return the first line that differs from the saved table, or None.
-
-  Later rounds may have been added, and columns that were empty before.
-  """
-  header = found[0] if found else []
-  for number, cells in enumerate(saved[1:], 2):
-    other = found[number - 1] if number <= len(found) else []
-    filled = [
-      {name: cell for name, cell in zip(names, row, strict=False) if cell}
-      for names, row in ((saved[0], cells), (header, other))
-    ]
-    if filled[0] != filled[1] or len(other) != len(header):
-      return number
-  return None
 
 
 def last_round(folder: str | os.PathLike[str]) -> int:

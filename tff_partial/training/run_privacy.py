@@ -1,4 +1,13 @@
-"""Accounting of private runs, which refuses to leave one uncounted."""
+"""Accounting of private runs, which refuses to leave one uncounted.
+
+A process that clips and noises updates is refused without a ledger, unless
+`privacy` is 'unaccounted': a simulation of the noise without an epsilon. With a
+ledger, clients are drawn as its plan says. Unless it is a simulation, cohorts
+and clients' seeds follow from a secret of the operating system, which is kept
+in the checkpoints, and not from the run's seed. Exact losses, metrics and
+numbers of clients are recorded with `diagnostics` alone, in columns whose names
+end in `_not_private`.
+"""
 
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias

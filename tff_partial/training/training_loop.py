@@ -2,25 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import time
 from typing import Any
 
 from absl import logging
 import numpy as np
+import tensorflow as tf
 
 from tff_partial import evaluation
+from tff_partial import phases
+from tff_partial import processes
 from tff_partial.data import cohorts
+from tff_partial.data import splits
 from tff_partial.dp import privacy as privacy_lib
+from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import divergence
 from tff_partial.training import evaluation_sets
-from tff_partial.training import history as history_lib
 from tff_partial.training import metrics_log
-from tff_partial.training import query_examples
 from tff_partial.training import results
 from tff_partial.training import run_state
 from tff_partial.training import selection
+from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import sampling
 
 # Shown on the bar during the slow first call.
@@ -34,7 +39,8 @@ class TrainingLoop:
   """A run with everything that its rounds need.
 
   Attributes:
-    run: State that changes from round to round.
+    process: The process to train.
+    privacy: Ledger of the run's cost, or None.
     clients: The clients to train with.
     sampler: Draws the cohorts.
     rounds: Number of rounds of the whole run.
@@ -56,7 +62,8 @@ class TrainingLoop:
     history: The rounds so far, including those before this call.
   """
 
-  run: run_state.Run
+  process: processes.PartialProcess
+  privacy: privacy_plans.PrivacyLedger | None
   clients: cohorts.ClientSource
   sampler: sampling.CohortSampler
   rounds: int
@@ -75,6 +82,11 @@ class TrainingLoop:
   has_validated: bool = False
   has_warned: bool = False
   history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+  @functools.cached_property
+  def run(self) -> run_state.Run:
+    """State that changes from round to round."""
+    return run_state.Run(self.process, self.privacy)
 
   @property
   def is_over(self) -> bool:
@@ -96,7 +108,7 @@ class TrainingLoop:
         row.update(columns)
         if self.table is not None:
           self.table.complete(columns)
-    self.history.append(history_lib.entry(run.round, row))
+    self.history.append(metrics_log.entry(run.round, row))
     is_new_best = run.store is not None and run.notes.best_round == run.round
     is_time = run.round % self.checkpoint_every == 0 or run.is_full
     if self.is_over or is_time or is_new_best:
@@ -106,7 +118,7 @@ class TrainingLoop:
 
   def _train(self) -> dict[str, Any]:
     """Train with the round's cohort; return the round's columns."""
-    run, privacy = self.run, self.run.privacy
+    run, privacy = self.run, self.privacy
     if not self.durations:
       self._say(_FIRST)
     begun = time.perf_counter()
@@ -153,8 +165,8 @@ class TrainingLoop:
       measured: Number of those with query examples.
     """
     if not measured:
-      query_examples.check(self.run.process, self.clients)
-    if self.has_warned or (self.run.privacy and not self.diagnostics):
+      _check_query_examples(self.run.process, self.clients)
+    if self.has_warned or (self.privacy and not self.diagnostics):
       return
     if self.sampler.participation != sampling.Participation():
       return  # Slow clients may not get to theirs.
@@ -188,7 +200,7 @@ class TrainingLoop:
 
     The measured clients may be those that train.
     """
-    if self.table is not None and (not self.run.privacy or self.diagnostics):
+    if self.table is not None and (not self.privacy or self.diagnostics):
       self.table.histograms('validation', values, self.run.round)
 
   def _call(self, row: Mapping[str, Any]) -> None:
@@ -233,7 +245,7 @@ class TrainingLoop:
     Args:
       seconds: Duration of this call.
     """
-    run, notes, privacy = self.run, self.run.notes, self.run.privacy
+    run, notes, privacy = self.run, self.run.notes, self.privacy
     times = self.durations
     train = notes.train if privacy is None or self.diagnostics else {}
     has_diverged = run.has_diverged(self.stop)
@@ -278,3 +290,50 @@ class TrainingLoop:
       history=self.history,
       process=run.process,
     )
+
+
+def _check_query_examples(
+  process: processes.PartialProcess, clients: cohorts.ClientSource
+) -> None:
+  """Refuse to train if no client has an example in a measured phase.
+
+  Clients are read one after another up to the first that has one.
+
+  Args:
+    process: The algorithm.
+    clients: The clients to train with.
+
+  Raises:
+    ProgramError: If none has.
+  """
+  if process.work is None:
+    return
+  parts = [
+    phase.on for phase in phases.all_phases(process.work.work) if phase.measured
+  ]
+  known: dict[Any, bool] = {}
+  seeds = np.zeros([1, 2], np.int32)
+  for client_id in clients.client_ids:
+    (client,) = clients.cohort([client_id], seeds)
+    examples, count = client['examples'], int(client['count'])
+    # Clients whose fields are alike are split alike.
+    fields = [
+      np.asarray(examples[name]) for name in splits.example_fields(*parts)
+    ]
+    key = (len(examples['weight']), count, *(f.tobytes() for f in fields))
+    if key not in known:
+      tensors = tf.nest.map_structure(tf.constant, dict(examples))
+      known[key] = any(
+        part.choose(tensors, tf.constant(count), tf.constant(seeds[0])).count
+        > 0
+        for part in parts
+      )
+    if known[key]:
+      return
+  names = ', '.join(sorted({part.name for part in parts}))
+  raise ProgramError(
+    f'None of the {len(clients.client_ids):,} clients has query examples, '
+    f'those of {names}, by which clients train what they share and are '
+    'measured: nothing would be trained. Give clients more examples, or '
+    'choose another split, such as `split=tff_partial.splits.same()`.'
+  )
