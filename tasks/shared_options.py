@@ -50,9 +50,8 @@ min_examples = _shared(
 model = _shared(
   'model',
   'The model: of emnist linear, dense with one hidden layer, or cnn; of '
-  'next_word lstm or transformer; of assist and movielens_hpfl GUM as the '
-  'paper prints it or as the code of its authors has it, NCD, NCF, or biases '
-  'alone.',
+  'next_word lstm or transformer; of assist and movielens_hpfl GUM, NCD, NCF, '
+  'or biases alone.',
 )
 num_factors = _shared(
   'num_factors', 'Length of item and user vectors.', at_least=1

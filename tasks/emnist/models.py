@@ -64,14 +64,7 @@ def build_classifier(
 
 
 def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
-  """Build a model that also returns the input of its last layer.
-
-  Args:
-    build: Builds a model from images to logits.
-
-  Returns:
-    A model from images to a mapping of LOGITS and FEATURES.
-  """
+  """Build a model that also returns FEATURES, the input of its last layer."""
   classifier = build()
   outputs = {
     LOGITS: classifier.output,
@@ -83,12 +76,7 @@ def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
 def build_with_prototypes(
   build: Callable[[], tf.keras.Model], **options: Any
 ) -> models.PartialModel:
-  """Build FedProto's model, which has no local weights.
-
-  Args:
-    build: Builds a model from images to logits.
-    **options: Further arguments of `from_keras`.
-  """
+  """Build FedProto's model, which has no local weights."""
   loss = classification_loss()
   return keras_models.from_keras(
     functools.partial(build_with_features, build),

@@ -106,14 +106,8 @@ class EmnistOptions(TaskOptions):
   def load(self, data: Data, seed: int) -> 'Emnist':
     """Load the images and make the task.
 
-    Args:
-      data: Their source: the folder that holds `emnist`, or that folder.
-        Synthetic are the small digits of scikit-learn, which need no files.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-      OptionError: If they cannot be divided as the options ask.
+    Images are in the folder `emnist` below `data_dir`. Synthetic are the small
+    digits of scikit-learn, which need no files.
     """
     if data.is_synthetic:
       return Emnist(emnist_images.load_digits(), self, seed)
@@ -153,17 +147,7 @@ class Emnist(MeasuredByProtocol):
   def __init__(
     self, images: images_lib.Images, options: EmnistOptions, seed: int
   ):
-    """Divide the images.
-
-    Args:
-      images: All images.
-      options: The task's options.
-      seed: The run's seed, which divides the images and initializes the
-        weights.
-
-    Raises:
-      OptionError: If the images cannot be divided as the options ask.
-    """
+    """Divide the images by the seed."""
     self.images = images
     self.protocol = options.protocol
     self._holdings = partitions.limit(
@@ -182,14 +166,7 @@ class Emnist(MeasuredByProtocol):
     self._seed = seed
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Build the model, with or without a local part.
-
-    Args:
-      user: OWN, NOBODY or FEATURES.
-
-    Raises:
-      OptionError: If `user` is another form.
-    """
+    """Build the model, with or without a local part."""
     options, images = self._options, self.images
     build = functools.partial(
       emnist_models.build_classifier,

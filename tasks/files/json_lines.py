@@ -144,7 +144,9 @@ def read(
         if line.isspace():
           continue
         is_empty = False
-        record = _record(line)
+        record = json.loads(line)
+        if not isinstance(record, dict):
+          raise ValueError(f'expected a JSON object, found {_shown(record)}')
         for place, field in enumerate(fields):
           name = next((name for name in field.names if name in record), None)
           found = None if name is None else record[name]
@@ -171,39 +173,24 @@ def read(
       f'{path}, after line {number}: the file cannot be read ({error}). If it '
       'is cut off, fetch it again.'
     ) from error
-  except _Unexpected as error:
+  except (ValueError, RecursionError) as error:
     raise DataError(
-      f'{path}, line {number}: {error}. Correct the line or remove it.'
+      f'{path}, line {number}: {error!s:.250}. Correct the line or remove it.'
     ) from error
   if is_empty:
     raise DataError(f'{path}: the file has no records. Remove it.')
 
 
-class _Unexpected(ValueError):
-  """A line is not as it should be."""
-
-
-def _record(line: bytes) -> dict[str, Any]:
-  try:
-    record = json.loads(line)
-  except (ValueError, RecursionError) as error:
-    # No UTF-8, no JSON, or a number of more digits than Python reads.
-    raise _Unexpected(f'the line cannot be read ({error!s:.99})') from None
-  if not isinstance(record, dict):
-    raise _Unexpected(f'expected a JSON object, found {_shown(record)}')
-  return record
-
-
 def _value(record: dict[str, Any], name: str | None, field: Field) -> Any:
   if name is None:
-    raise _Unexpected(
+    raise ValueError(
       f'the field {" or ".join(map(repr, field.names))} is missing; there are '
       f'{_shown(sorted(record))}'
     )
   try:
     return field.parse(record[name])
   except ValueError as error:
-    raise _Unexpected(
+    raise ValueError(
       f'{name!r} should be {error}, found {_shown(record[name])}'
     ) from None
 

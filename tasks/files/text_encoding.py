@@ -25,15 +25,7 @@ class Characters:
   size: int
 
   def encode(self, texts: Sequence[str], max_chars: int) -> np.ndarray:
-    """Encode the characters of texts, cut or padded at the end.
-
-    Args:
-      texts: `[texts]`.
-      max_chars: The length of the result.
-
-    Returns:
-      uint8 `[texts, max_chars]`, or int32 if the numbers need it.
-    """
+    """Encode the characters of texts, cut or padded at the end."""
     numbers = np.full(
       _CODE_POINTS, UNKNOWN, np.uint8 if self.size <= 256 else np.int32
     )
@@ -49,15 +41,7 @@ class Characters:
 
 
 def learn_vocabulary(texts: Sequence[str], size: int) -> Characters:
-  """Choose the most common characters; of equally common ones the lowest.
-
-  Args:
-    texts: Texts to count the characters of.
-    size: How many numbers there are, at most; at least 3.
-
-  Raises:
-    OptionError: If there is no number for any character.
-  """
+  """Choose the most common characters; of equally common ones the lowest."""
   if size <= _FIRST:
     raise OptionError(
       f'vocabulary_size: {size} leaves no number for a character, as 0 pads '

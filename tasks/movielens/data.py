@@ -49,8 +49,6 @@ class Ratings:
       user_id: the columns user_id, gender, age, occupation and zip. None if the
       data set has none.
     scale: The lowest and the highest possible rating.
-    noise_floor: For invented ratings, the root mean square error of a predictor
-      that knows every planted taste: only chance can do better. Else None.
   """
 
   name: str
@@ -59,7 +57,6 @@ class Ratings:
   original_item_ids: np.ndarray
   users: pd.DataFrame | None
   scale: tuple[float, float]
-  noise_floor: float | None = None
 
   @property
   def num_items(self) -> int:
@@ -162,12 +159,7 @@ def download(
 
 
 def describe(ratings: Ratings | pd.DataFrame) -> dict[str, int]:
-  """Count ratings, users and items; the keys are these names.
-
-  Args:
-    ratings: All ratings, or the frame of a part of them; then the items are
-      those that occur in the part.
-  """
+  """Count ratings, users and items; the keys are these names."""
   frame = _frame(ratings)
   return {
     'ratings': len(frame),
@@ -185,17 +177,6 @@ def split_users(
 
   The first parts end at the rounded multiples of their summed fractions, so
   that 6,040 users become 4,832, 604 and 604 (FedRecon, section 5.1).
-
-  Args:
-    ratings: The ratings to divide.
-    fractions: A share of the users for each part; together 1.
-    seed: Determines the division, independently of the order of rows.
-
-  Returns:
-    A frame for each part, its rows in their original order.
-
-  Raises:
-    DataError: If a part that should have users would have none.
   """
   frame = _frame(ratings)
   ends = _ends(fractions)
@@ -227,13 +208,8 @@ def split_by_time(
   rounded down: 20 ratings become 16, 2 and 2, and 7 become 5, 1 and 1. The
   first part has at least one rating of every user; other parts may have none.
 
-  Args:
-    ratings: The ratings to divide. Ratings of the same second keep their order,
-      which in `Ratings.frame` is that of the file.
-    fractions: A share of each user's ratings for each part; together 1.
-
-  Returns:
-    A frame for each part, sorted by user, then time.
+  Returns a frame for each part, sorted by user, then time. Ratings of the same
+  second keep their order.
   """
   frame = _frame(ratings)
   ends = _ends(fractions)
@@ -264,14 +240,6 @@ def limit_per_user(
 
   Each user has a separate generator, so that a user's ratings do not depend on
   which other users there are (FedRecon's experiments keep 300).
-
-  Args:
-    ratings: The ratings to shuffle.
-    max_examples: Number of ratings to keep of each user, or None for all.
-    seed: Chooses the order.
-
-  Returns:
-    The kept rows, by ascending user, in shuffled order within a user.
   """
   frame = _frame(ratings)
   user_ids = frame['user_id'].to_numpy()
@@ -292,7 +260,6 @@ def assemble(
   titles: dict[int, str],
   users: pd.DataFrame | None,
   scale: tuple[float, float],
-  noise_floor: float | None = None,
 ) -> Ratings:
   """Renumber items, sort rows and drop users and items without ratings."""
   user_ids = table['user_id'].to_numpy()
@@ -319,7 +286,6 @@ def assemble(
     original_item_ids=item_ids.astype(np.int64),
     users=users,
     scale=scale,
-    noise_floor=noise_floor,
   )
 
 

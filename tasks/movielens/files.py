@@ -63,18 +63,7 @@ class File:
   rating: str = ''
 
   def read(self, folder: pathlib.Path) -> pd.DataFrame:
-    """Read all lines, in the order in which they are written.
-
-    Args:
-      folder: Holds the file.
-
-    Returns:
-      A frame of `columns`: int64, float64 for ratings, or str.
-
-    Raises:
-      DataError: If the file cannot be read or has no lines, or any of them is
-        damaged; names the first such line.
-    """
+    """Read all lines, in the order in which they are written."""
     table = tables.read(
       folder / self.name,
       names=() if self.header else self.columns,
@@ -197,16 +186,6 @@ def locate(
 
   Looked through are, in this order: the folder itself, its sub-folders named
   after a data set, and the same again in its sub-folder `movielens`.
-
-  Args:
-    folder: Where to look.
-    name: One of `DATA_SETS` if only that one will do, else '' for the first.
-
-  Returns:
-    The folder that holds the files, and their layout.
-
-  Raises:
-    DataError: If the folder or the files do not exist, or the name is unknown.
   """
   if name and name not in DATA_SETS:
     raise DataError(

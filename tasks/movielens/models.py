@@ -118,12 +118,7 @@ def _biases(number: int | None, ids: Any, whose: str) -> Any:
 def build_metrics(scale: Scale | None = None) -> list[tf.keras.metrics.Metric]:
   """Build the metrics `rmse` and `accuracy` of the FedRecon paper, Table 1.
 
-  Args:
-    scale: The lowest and the highest possible rating, to clip predictions to
-      before measuring. Training is not affected. The paper clips nothing.
-
-  Raises:
-    OptionError: If the scale is empty.
+  Predictions are clipped to any scale; the paper clips nothing.
   """
   return [RatingError(scale), RatingAccuracy(scale)]
 
@@ -137,13 +132,7 @@ class _OwnWeight(tf.keras.layers.Layer):
     regularizer: Any = None,
     **kwargs: Any,
   ):
-    """Make the layer.
-
-    Args:
-      initializer: Keras initializer of the weight.
-      regularizer: Keras regularizer of the weight, or None.
-      **kwargs: Arguments of every layer, such as its name.
-    """
+    """Make the layer, with a Keras initializer and regularizer."""
     super().__init__(**kwargs)
     self.initializer = tf.keras.initializers.get(initializer)
     self.regularizer = tf.keras.regularizers.get(regularizer)
@@ -193,51 +182,15 @@ class UserBias(_OwnWeight):
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class RatingError(tf.keras.metrics.RootMeanSquaredError):
-  """Root mean square error of ratings; its state is a sum and a count."""
+class AbsoluteError(tf.keras.metrics.Mean):
+  """Mean absolute error of ratings."""
 
   def __init__(
-    self, scale: Scale | None = None, name: str = 'rmse', **kwargs: Any
+    self, scale: Scale | None = None, name: str = 'mae', **kwargs: Any
   ):
-    """Make the metric.
-
-    Args:
-      scale: Limits to clip predictions to, or None.
-      name: The metric's name.
-      **kwargs: Arguments of every metric.
-    """
+    """Make the metric, of predictions clipped to any scale."""
     super().__init__(name=name, **kwargs)
-    self.scale = checked_scale(scale)
-
-  def update_state(
-    self,
-    y_true: tf.Tensor,
-    y_pred: tf.Tensor,
-    sample_weight: tf.Tensor | None = None,
-  ) -> Any:
-    """Add a batch; all arguments are `[batch]` or `[batch, 1]`."""
-    return super().update_state(
-      flat(y_true),
-      clip(flat(y_pred), self.scale),
-      sample_weight=None if sample_weight is None else flat(sample_weight),
-    )
-
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'scale': self.scale}
-
-
-class _MeanOfDistances(tf.keras.metrics.Mean):
-  """Mean of a function of absolute errors; its state is two sums."""
-
-  def __init__(self, scale: Scale | None = None, **kwargs: Any):
-    """Make the metric.
-
-    Args:
-      scale: Limits to clip predictions to, or None.
-      **kwargs: Arguments of every metric.
-    """
-    super().__init__(**kwargs)
-    self.scale = checked_scale(scale)
+    self.scale = None if scale is None else (scale[0], scale[1])
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
     """Return the values to average, `[batch]`: the distances."""
@@ -262,18 +215,25 @@ class _MeanOfDistances(tf.keras.metrics.Mean):
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class AbsoluteError(_MeanOfDistances):
-  """Mean absolute error of ratings."""
+class RatingError(AbsoluteError):
+  """Root mean square error of ratings; its state is a sum and a count."""
 
   def __init__(
-    self, scale: Scale | None = None, name: str = 'mae', **kwargs: Any
+    self, scale: Scale | None = None, name: str = 'rmse', **kwargs: Any
   ):
-    """Make the metric: see `_MeanOfDistances`."""
-    super().__init__(scale, name=name, **kwargs)
+    """Make the metric: see `AbsoluteError`."""
+    super().__init__(scale, name, **kwargs)
+
+  def counted(self, distance: tf.Tensor) -> tf.Tensor:
+    """Return the squared distances."""
+    return tf.square(distance)
+
+  def result(self) -> tf.Tensor:
+    return tf.sqrt(super().result())
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class RatingAccuracy(_MeanOfDistances):
+class RatingAccuracy(AbsoluteError):
   """Share of predictions within half a star.
 
   On whole stars that is the share of predictions that round to the rating
@@ -287,15 +247,8 @@ class RatingAccuracy(_MeanOfDistances):
     name: str = 'accuracy',
     **kwargs: Any,
   ):
-    """Make the metric.
-
-    Args:
-      scale: Limits to clip predictions to, or None.
-      tolerance: Maximum error of a correct prediction, in stars.
-      name: The metric's name.
-      **kwargs: Arguments of every metric.
-    """
-    super().__init__(scale, name=name, **kwargs)
+    """Make the metric, with a maximum error in stars of correct predictions."""
+    super().__init__(scale, name, **kwargs)
     self.tolerance = tolerance
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
@@ -314,19 +267,6 @@ def _penalty(penalty: float) -> tf.keras.regularizers.Regularizer | None:
   return tf.keras.regularizers.L2(penalty) if penalty else None
 
 
-def checked_scale(scale: Scale | None) -> Scale | None:
-  """Return a scale as floats, or raise an error if it is empty."""
-  if scale is None:
-    return None
-  lowest, highest = scale
-  if not lowest < highest:
-    raise OptionError(
-      f'Predictions cannot be clipped to the scale {tuple(scale)}. Give the '
-      'lowest and the highest possible rating, in this order.'
-    )
-  return (float(lowest), float(highest))
-
-
 def clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:
   """Return predictions clipped to the scale, if there is one."""
   return predictions if scale is None else tf.clip_by_value(predictions, *scale)
@@ -340,10 +280,6 @@ def ratings_of(predictions: Any) -> Any:
 
 
 def flat(values: Any) -> tf.Tensor:
-  """Return values as `[batch]`, so that two of them never broadcast.
-
-  Args:
-    values: Numbers, or predictions with variances, of which the ratings count.
-  """
+  """Return values as `[batch]`, so that two of them never broadcast."""
   values = ratings_of(values)
   return tf.reshape(tf.convert_to_tensor(values), [-1])

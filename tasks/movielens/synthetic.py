@@ -37,9 +37,6 @@ def generate(
     noise_scale: Scale of the logistic noise; its standard deviation, in stars,
       is 1.81 times as large.
     mean: Mean of the ratings before biases.
-
-  Returns:
-    The ratings, with their `noise_floor`.
   """
   generator = seeded_generator(seed, SYNTHETIC)
   users, items = _who_rates_what(generator, num_users, num_items)
@@ -74,7 +71,6 @@ def generate(
     {item + 1: f'Film {item + 1:04d}' for item in range(num_items)},
     _generate_users(generator, num_users),
     (1.0, 5.0),
-    _noise_floor(planted, noise_scale),
   )
 
 
@@ -109,20 +105,3 @@ def _generate_users(
       'zip': [f'{code:05d}' for code in zips],
     }
   )
-
-
-def _noise_floor(planted: np.ndarray, noise_scale: float) -> float:
-  """Return the root mean variance of ratings given their planted part."""
-  if noise_scale == 0.0:
-    return 0.0
-  # A rating exceeds k stars if planted part plus noise exceeds k + 1/2.
-  edges = np.arange(1.5, 5.0)
-  above = 1.0 / (1.0 + np.exp((edges - planted[:, np.newaxis]) / noise_scale))
-  at_least = np.concatenate([np.ones_like(above[:, :1]), above], axis=1)
-  exactly = at_least - np.concatenate(
-    [above, np.zeros_like(above[:, :1])], axis=1
-  )
-  stars = np.arange(1.0, 6.0)
-  expected = exactly @ stars
-  variance = exactly @ stars**2 - expected**2
-  return float(np.sqrt(variance.mean()))

@@ -107,13 +107,7 @@ class MovieLensOptions(FactorizationOptions):
   def load(self, data: Data, seed: int) -> 'MovieLens':
     """Load the ratings and make the task.
 
-    Args:
-      data: Their source: the folder that holds `movielens/<data_set>`, or that
-        folder. Invented ratings have the same form.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
+    Data are in the folder `movielens/<data_set>` below `data_dir`.
     """
     if data.is_synthetic:
       return MovieLens(synthetic.generate(), self, seed)
@@ -151,14 +145,7 @@ class MovieLens(MeasuredByProtocol):
     options: FactorizationOptions,
     seed: int,
   ):
-    """Divide the ratings and build the model.
-
-    Args:
-      ratings: All ratings.
-      options: The task's options.
-      seed: The run's seed, which divides and shuffles users and initializes the
-        item vectors.
-    """
+    """Divide the ratings by the seed."""
     self.ratings = ratings
     self.protocol = options.protocol
     self._options = options
@@ -192,15 +179,7 @@ class MovieLens(MeasuredByProtocol):
     return self.model_with(OWN)
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Build the model with local, tabled or shared user weights.
-
-    Args:
-      user: OWN, TABLE, NOBODY for weights that all users share, or POSTERIOR
-        for error bars.
-
-    Raises:
-      OptionError: If the options do not support that form.
-    """
+    """Build the model with local, tabled or shared user weights."""
     if user not in (OWN, TABLE, NOBODY, POSTERIOR):
       raise OptionError(
         f'--user_form={user}: users of the task {self.name} can have a vector '
@@ -310,19 +289,11 @@ class MovieLens(MeasuredByProtocol):
   def one_user(
     self, user_id: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Pack one user with all its ratings.
-
-    Raises:
-      OptionError: If there is no such user.
-    """
+    """Pack one user with all its ratings."""
     return self._pack(self.rated_by(user_id), example_spec, 1)
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
-    """Return one user's ratings.
-
-    Raises:
-      OptionError: If there is no such user.
-    """
+    """Return one user's ratings."""
     frame = self.ratings.frame
     mine = frame[frame['user_id'].astype(str) == user_id]
     if mine.empty:
@@ -335,16 +306,7 @@ class MovieLens(MeasuredByProtocol):
   def recommend(
     self, keras_model: tf.keras.Model, user_id: str, number: int
   ) -> list[Recommendation]:
-    """Rank the items that a user has not rated, the best first.
-
-    Args:
-      keras_model: The user's own model.
-      user_id: The user.
-      number: How many items to return.
-
-    Raises:
-      OptionError: If there is no such user, or too few unrated items.
-    """
+    """Rank the items that a user has not rated, the best first."""
     rated = self.rated_by(user_id)
     unrated = np.setdiff1d(np.arange(self.ratings.num_items), rated['item_id'])
     if not 1 <= number <= len(unrated):

@@ -35,19 +35,14 @@ def macro(counts: Any) -> tf.Tensor:
 def average(counts: Any) -> tf.Tensor:
   """Compute FedEmbed's F1: macro per sub-population, then their mean.
 
-  Args:
-    counts: `[groups, 4]`. Sub-populations without examples are left out;
-      without any example the result is NaN.
+  Sub-populations without examples are left out; without any example the result
+  is NaN.
   """
   return _mean(macro(counts), tf.cast(_sizes(counts) > 0, tf.float32))
 
 
 def weighted(counts: Any) -> tf.Tensor:
-  """Compute the same, with sub-populations weighted by their examples.
-
-  Args:
-    counts: `[groups, 4]`.
-  """
+  """Compute the same, with sub-populations weighted by their examples."""
   return _mean(macro(counts), _sizes(counts))
 
 
@@ -75,14 +70,7 @@ class PreferenceF1(tf.keras.metrics.Metric):
     name: str = 'f1',
     **kwargs: Any,
   ):
-    """Make the metric.
-
-    Args:
-      groups: The sub-populations to measure.
-      is_weighted: True to weight sub-populations by their numbers of examples.
-      name: The metric's name.
-      **kwargs: Arguments of every metric.
-    """
+    """Make the metric of some sub-populations."""
     super().__init__(name=name, **kwargs)
     self.groups = list(groups)
     self.is_weighted = is_weighted
@@ -137,9 +125,6 @@ def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
   The latter are `f1_0`, `f1_1`, ... of single sub-populations, and if some are
   more common than others also `f1_share_0.25`, ... of those that are equally
   common (FedEmbed's Table 4).
-
-  Args:
-    shares: The share of each sub-population among the users.
   """
   groups = range(len(shares))
   equally_common = {

@@ -43,15 +43,8 @@ class MnistOptions(PreferenceOptions):
   def load(self, data: Data, seed: int) -> 'MnistPreference':
     """Load the images and make the task.
 
-    Args:
-      data: Their source: the folder that holds `emnist`, or that folder; its
-        60,000 training images are used. Synthetic are the small digits of
-        scikit-learn, which need no files.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-      OptionError: If there are too few images for the users.
+    Images are in the folder `emnist` below `data_dir`, of which the training
+    images are used. Synthetic are the small digits of scikit-learn.
     """
     if data.is_synthetic:
       images = emnist_images.load_digits()
@@ -66,16 +59,7 @@ class MnistPreference(PreferenceTask):
   name = NAME
 
   def __init__(self, images: Images, options: PreferenceOptions, seed: int):
-    """Draw the users' images.
-
-    Args:
-      images: All images.
-      options: The task's options.
-      seed: The run's seed, which draws the images and initializes the weights.
-
-    Raises:
-      OptionError: If there are too few images or users.
-    """
+    """Draw the users' images."""
     is_mnist = len(images) >= _PAPER_USERS
     super().__init__(
       images,

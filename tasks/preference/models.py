@@ -250,10 +250,6 @@ def build_personal_embedding(
 
   FedEmbed's section 3.2 draws the initial values from an unspecified uniform
   distribution; ours is from 0 to `spread`, by default 1 as in PyTorch.
-
-  Args:
-    size: Length of the vector.
-    spread: Upper end of the distribution.
   """
   return layers_lib.PrivateVector(
     size, initializer=_first_embedding(spread), name=PERSONAL
@@ -263,13 +259,7 @@ def build_personal_embedding(
 def append_to_image(image: tf.Tensor, personal: tf.Tensor) -> tf.Tensor:
   """Append a personal embedding to an image, as FedEmbed's section 4 does.
 
-  Args:
-    image: Floats `[batch, height, width, channels]`.
-    personal: `[batch, size]`, with size at most the image's height and width;
-      becomes the first part of the diagonal of an additional channel.
-
-  Raises:
-    OptionError: If it does not fit.
+  The embedding is the first part of the diagonal of an additional channel.
   """
   height, width = image.shape[1:3]
   size = personal.shape[-1]
@@ -342,12 +332,7 @@ PARTS_WITHOUT_TYPES = dataclasses.replace(PARTS, shared_loss=None)
 def normalize(
   number: int, axes: Sequence[int] = (1, 2, 3)
 ) -> tf.keras.layers.Layer:
-  """Build a layer that normalizes an example over these axes, like PyTorch.
-
-  Args:
-    number: Number of the layer, for its name.
-    axes: All axes of its input but the batch axis.
-  """
+  """Build a layer that normalizes an example over these axes, like PyTorch."""
   return tf.keras.layers.LayerNormalization(
     axis=list(axes),
     epsilon=_LAYER_NORM_EPSILON,

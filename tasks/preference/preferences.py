@@ -15,15 +15,7 @@ from tff_partial.data.partitions import Partition
 
 
 def numbers_of_users(num_users: int, shares: Sequence[float]) -> list[int]:
-  """Divide users by shares, without remainder.
-
-  Args:
-    num_users: Number of all users.
-    shares: A share for each kind; together 1.
-
-  Returns:
-    The number of users that like each kind.
-  """
+  """Divide users by shares, without remainder."""
   ends = np.rint(np.cumsum(shares) * num_users).astype(int)
   return np.diff([0, *ends]).tolist()
 
@@ -157,13 +149,7 @@ def _drawn_once(
 def _refuse_too_many(
   examples: np.ndarray, users: np.ndarray, half: int
 ) -> None:
-  """Raise an error if not all users can have separate examples.
-
-  Args:
-    examples: Number of examples of each kind.
-    users: Number of users that like each kind.
-    half: Number of liked examples that a user needs, and of others.
-  """
+  """Raise an error if not all users can have separate examples."""
   number, total = users.sum(), examples.sum()
   there = np.flatnonzero(users)
   most = min(

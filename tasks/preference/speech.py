@@ -48,16 +48,7 @@ class SpeechOptions(PreferenceOptions):
   def load(self, data: Data, seed: int) -> 'SpeechPreference':
     """Load the recordings, make the voices and the task.
 
-    Args:
-      data: Their source: the folder that holds `speech`, see
-        `speech_recordings.load`. Invented ones need no files.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If recordings are missing or damaged, or too few; says where
-        and what to do.
-      OptionError: If there are too few utterances for the users, or too few
-        speakers for the voices.
+    Recordings are in the folder `speech` below `data_dir`.
     """
     if data.is_synthetic:
       corpus, num_users = speech_synthetic.generate(), _FEW_USERS
@@ -84,18 +75,7 @@ class SpeechPreference(PreferenceTask):
     num_users: int,
     seed: int,
   ):
-    """Draw the users' utterances.
-
-    Args:
-      utterances: Utterances of all voices.
-      options: The task's options.
-      num_users: Number of users, unless the options set it.
-      seed: The run's seed, which draws the utterances and initializes the
-        weights.
-
-    Raises:
-      OptionError: If there are too few utterances or users.
-    """
+    """Draw the users' utterances."""
     self.voices: Sequence[speech_voices.Voice] = utterances.voices
     super().__init__(
       utterances.images,

@@ -87,14 +87,7 @@ class Corpus:
 def divide(corpus: Corpus) -> dict[tuple[str, str], list[Recording]]:
   """Divide the recordings of each speaker into parts.
 
-  Args:
-    corpus: All recordings.
-
-  Returns:
-    Recordings by speaker and part, in order.
-
-  Raises:
-    DataError: If there is only one speaker, or one with too few recordings.
+  Returns recordings by speaker and part, in order.
   """
   speakers = corpus.speakers
   if len(speakers) < 2:
@@ -169,13 +162,7 @@ def load(data_dir: str | os.PathLike[str] | None) -> Corpus:
 def build_corpus(
   name: str, rate: int, recordings: Sequence[Recording]
 ) -> Corpus:
-  """Make a corpus of recordings in order.
-
-  Args:
-    name: Source of the recordings.
-    rate: Samples per second.
-    recordings: In any order.
-  """
+  """Make a corpus of recordings in order."""
   return Corpus(
     name,
     rate,
@@ -186,14 +173,7 @@ def build_corpus(
 def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
   """Read a file; average several channels.
 
-  Args:
-    path: A wav file, PCM of 8 or 16 bits.
-
-  Returns:
-    float32 `[samples]` between -1 and 1, and the sampling rate.
-
-  Raises:
-    DataError: If it is not such a file, or not a whole one.
+  Returns float32 `[samples]` between -1 and 1, and the sampling rate.
   """
   try:
     with warnings.catch_warnings():

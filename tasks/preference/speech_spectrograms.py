@@ -57,14 +57,7 @@ def from_loudest(decibels: np.ndarray) -> np.ndarray:
 
 
 def to_picture(decibels: np.ndarray) -> np.ndarray:
-  """Make an image of a spectrogram, with frames cut off or added as needed.
-
-  Args:
-    decibels: `[frames, NUM_BANDS]`, from -80 to 0.
-
-  Returns:
-    uint8 `[NUM_BANDS, NUM_FRAMES]`.
-  """
+  """Make an image of a spectrogram, with frames cut off or added as needed."""
   ink = np.rint((decibels / _RANGE_DECIBELS + 1) * FULL_INK).astype(np.uint8)
   picture = np.zeros([NUM_BANDS, NUM_FRAMES], np.uint8)
   picture[:, : len(ink)] = ink[:NUM_FRAMES].T

@@ -39,14 +39,7 @@ _SETTINGS = 50
 def generate(
   num_speakers: int = 6, num_words: int = 5, num_takes: int = 20, seed: int = 0
 ) -> speech_recordings.Corpus:
-  """Invent recordings at 8 kHz of every word, by every speaker in every take.
-
-  Args:
-    num_speakers: Number of speakers.
-    num_words: Number of words.
-    num_takes: Number of takes.
-    seed: Seed of voices, words and variations between takes.
-  """
+  """Invent recordings at 8 kHz of each word by each speaker in each take."""
   choose = random_bits.generator(seed, 'speech')
   pitches = np.geomspace(*_PITCHES, num_speakers)
   tracts = choose.permutation(np.geomspace(*_TRACTS, num_speakers))

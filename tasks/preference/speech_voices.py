@@ -72,13 +72,6 @@ def choose(speakers: Sequence[str], num_voices: int) -> list[Voice]:
   a circle, then those with one between them, and so on. When all pairs have a
   voice in the middle, they get two more, a quarter and three quarters of the
   way.
-
-  Args:
-    speakers: All speakers.
-    num_voices: Number of voices.
-
-  Raises:
-    OptionError: If there are too few speakers for the voices, or too many.
   """
   number = len(speakers)
   pairs = [
@@ -102,17 +95,7 @@ def choose(speakers: Sequence[str], num_voices: int) -> list[Voice]:
 
 
 def speak(corpus: speech_recordings.Corpus, num_voices: int) -> Utterances:
-  """Make all utterances of all voices.
-
-  Args:
-    corpus: Recordings of speakers.
-    num_voices: Number of voices.
-
-  Raises:
-    DataError: If a speaker has too few recordings, or two speakers have too few
-      words in common.
-    OptionError: If there are too few speakers for the voices, or too many.
-  """
+  """Make all utterances of all voices."""
   divided = speech_recordings.divide(corpus)
   voices = choose(corpus.speakers, num_voices)
   spectrograms = {

@@ -198,16 +198,7 @@ class PreferenceTask(MeasuredByProtocol):
     self._build_encoder = build_encoder
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Build FedEmbed's model, with a single head or with all heads.
-
-    Args:
-      user: OWN for personal embeddings or heads by the options; NOBODY; HEADS
-        or OWN_HEAD for FedEmbed's model with all heads; or CLUSTERS or
-        HEAD_CLUSTERS for PFedKM's.
-
-    Raises:
-      OptionError: If `user` is another form.
-    """
+    """Build FedEmbed's model, with a single head or with all heads."""
     options = self._options
     shape, ink = self.images.shape, self.images.ink
     activation = options.activation or None
@@ -328,11 +319,7 @@ class PreferenceTask(MeasuredByProtocol):
 
 
 def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
-  """Build `accuracy`, and `f1` overall and by sub-population.
-
-  Args:
-    shares: The share of each sub-population among the users.
-  """
+  """Build `accuracy`, and `f1` overall and by sub-population."""
   return [
     losses.PreferenceAccuracy('accuracy'),
     *f1.build_metrics(shares),

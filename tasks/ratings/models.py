@@ -25,12 +25,7 @@ class SquaredStars(tf.keras.losses.MeanSquaredError):
   """Mean squared error in stars."""
 
   def __init__(self, unit: float = 1.0, **kwargs: Any):
-    """Make the loss.
-
-    Args:
-      unit: Size of one star on the scale of the ratings.
-      **kwargs: Arguments of every loss.
-    """
+    """Make the loss, with the size of one star on the scale of the ratings."""
     super().__init__(**kwargs)
     self.unit = unit
 

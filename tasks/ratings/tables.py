@@ -60,11 +60,7 @@ class NamedRatings(movielens_data.Ratings):
     return float(np.diff(levels).min()) if len(levels) <= 21 else None
 
   def number_of(self, user: str) -> int:
-    """Return the number of a user.
-
-    Raises:
-      OptionError: If there is no such user.
-    """
+    """Return the number of a user."""
     place = bisect.bisect_left(self.user_names, user)
     if place < len(self.user_names) and self.user_names[place] == user:
       return place
@@ -88,14 +84,6 @@ def choose(
   Of several ratings of an item by one user the last one is kept: by time, or in
   the order of the file. Then users and items with too few ratings are left out,
   repeatedly, until all remaining ones have enough.
-
-  Args:
-    table: All ratings.
-    min_per_user: Minimum number of ratings of a user.
-    min_per_item: Minimum number of ratings of an item.
-
-  Raises:
-    DataError: If nothing is left, or nothing to learn from.
   """
   left_out = dict(table.left_out)
   kept = table.frame

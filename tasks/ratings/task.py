@@ -99,16 +99,7 @@ class RatingsOptions(movielens.FactorizationOptions):
     return 'ratings_'
 
   def load(self, data: Data, seed: int) -> 'RatingsTask':
-    """Read the ratings and make the task.
-
-    Args:
-      data: Real or invented data.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the file is missing or damaged; says where and what to do.
-      OptionError: If the user to recommend items to does not exist.
-    """
+    """Read the ratings and make the task."""
     if data.is_synthetic and self.csv.file:
       raise OptionError(
         f'--csv={self.csv.file}: a run with --data=synthetic reads no file. '
@@ -135,14 +126,7 @@ class RatingsTask(movielens.MovieLens):
   def __init__(
     self, ratings: tables.NamedRatings, options: RatingsOptions, seed: int
   ):
-    """Divide the ratings.
-
-    Args:
-      ratings: All ratings.
-      options: The task's options.
-      seed: The run's seed, which divides and shuffles users and initializes the
-        item vectors.
-    """
+    """Divide the ratings by the seed."""
     super().__init__(ratings, options, seed)
     self._names = np.array(ratings.user_names, object)
     self._users = pd.Index(self._names)
@@ -187,11 +171,7 @@ class RatingsTask(movielens.MovieLens):
     }
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
-    """Return one user's ratings.
-
-    Raises:
-      OptionError: If there is no such user.
-    """
+    """Return one user's ratings."""
     number = self.ratings.number_of(user_id)
     frame = self.ratings.frame
     # The frame is sorted by users.

@@ -24,16 +24,15 @@ _REMEDY_NO_DATA = (
   'or use invented data with --data=synthetic, which needs no files.'
 )
 
-_WHOLE_NUMBER = (tables.WHOLE, 'a whole number from 0 up')
-_NUMBERS = {
+# To what a value looks like, and how that is called.
+_COLUMNS = {
   **dict.fromkeys(
-    ('user_id', 'position', 'problem_id', 'skill'), _WHOLE_NUMBER
+    ('user_id', 'position', 'problem_id', 'skill', 'teacher_id'),
+    (tables.WHOLE, 'a whole number from 0 up'),
   ),
   'correct': ('[01]', '0 or 1'),
-  'teacher_id': _WHOLE_NUMBER,
+  'skill_name': ('.+', 'a name in one line'),
 }
-# To what a value looks like, and how that is called.
-_COLUMNS = {**_NUMBERS, 'skill_name': ('.+', 'a name in one line')}
 
 
 def load(
@@ -103,7 +102,7 @@ def read(path: pathlib.Path) -> pd.DataFrame:
       column: logs.values(column, pattern, expected)
       for column, (pattern, expected) in _COLUMNS.items()
     }
-  ).astype(dict.fromkeys(_NUMBERS, np.int64))
+  ).astype({name: np.int64 for name in _COLUMNS if name != 'skill_name'})
   _refuse_contradictions(logs, table)
   table = table.sort_values(['user_id', 'position'], kind='stable')
   return table.reset_index(drop=True)

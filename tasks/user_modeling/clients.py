@@ -34,12 +34,7 @@ class ManyUserClients:
     records: records_lib.Records,
     parts: Mapping[str, records_lib.Records],
   ):
-    """Count users and items.
-
-    Args:
-      records: All records.
-      parts: Records of each part.
-    """
+    """Count users and items."""
     numbers = range(len(records.clients))
     self.num_users = np.array([records.num_users(c) for c in numbers])
     self.num_items = np.array([records.num_own_items(c) for c in numbers])
@@ -50,11 +45,7 @@ class ManyUserClients:
     }
 
   def rows_of(self, fields: Iterable[str]) -> np.ndarray:
-    """Return the rows of a table at each client, `[clients]`.
-
-    Args:
-      fields: Paths of the inputs that look up its rows.
-    """
+    """Return the rows at each client of a table that these inputs look up."""
     is_of_users = f'x.{user_models.USER}' in fields
     return self.num_users if is_of_users else self.num_items
 
@@ -106,12 +97,7 @@ class ManyUserClients:
   def _fields(
     self, held: records_lib.Records, own: set[str]
   ) -> Mapping[str, Any]:
-    """Return one client's examples.
-
-    Args:
-      held: The client's records.
-      own: Paths of the inputs that are numbered within the client.
-    """
+    """Return one client's examples, with `own` inputs numbered within it."""
     user, item = held.user, held.item
     if f'x.{user_models.USER}' not in own:
       user = user + self.first_user[held.client].astype(np.int32)

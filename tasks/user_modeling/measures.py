@@ -55,12 +55,6 @@ def is_right(
 
   A prediction is right if the nearest answer on the scale, of whole numbers, is
   the true one; halfway between two the lower one counts as the nearest.
-
-  Args:
-    scale: The lowest and the highest answer.
-
-  Returns:
-    (labels, predictions), both `[records, 1]`, -> bool `[records]`.
   """
   low, high = scale
 
@@ -84,11 +78,7 @@ class ClippedAUC(tf.keras.metrics.AUC):
 
 
 def build_metrics(scale: tuple[float, float]) -> list[Any]:
-  """Build new metrics for training.
-
-  Args:
-    scale: The lowest and the highest answer.
-  """
+  """Build new metrics for training."""
   right = is_right(scale)
 
   def accuracy(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
@@ -145,13 +135,8 @@ def exact_auc(
 ) -> float:
   """Compute the area under the ROC curve of all clients together.
 
-  Args:
-    answers: Answers of each client, 0 or 1, `[records]`.
-    predictions: The predictions of them.
-
-  Returns:
-    The area; NaN if one of the answers is missing, or a prediction is not
-    finite.
+  The area is NaN if one of the answers is missing, or a prediction is not
+  finite.
   """
   answer, prediction = (
     np.concatenate([[], *parts]) for parts in (answers, predictions)

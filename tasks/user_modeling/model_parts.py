@@ -3,10 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
-
-from tasks.errors import OptionError
 
 # The names of the inputs.
 USER, ITEM, ATTRIBUTES = 'user', 'item', 'attributes'
@@ -59,27 +56,12 @@ class AnswerScale:
       self.high - self.low, offset=self.low, name='prediction'
     )(share)
 
-  def score(self, prediction: float) -> float:
-    """Return the score of a prediction."""
-    if self.is_linear:
-      return prediction - (self.low + self.high) / 2
-    share = (prediction - self.low) / (self.high - self.low)
-    return float(np.log(share / (1 - share)))
-
 
 BINARY, RATINGS = AnswerScale(), AnswerScale(1.0, 5.0)
 
 
 def multi_hot(ids: tf.Tensor, number: int) -> tf.Tensor:
-  """Encode attributes as multi-hot vectors.
-
-  Args:
-    ids: Integers `[batch, width]`, padded with -1.
-    number: Number of attributes.
-
-  Returns:
-    float32 `[batch, number]`, zeros and ones.
-  """
+  """Encode attributes, padded with -1, as multi-hot vectors."""
   return tf.reduce_max(tf.one_hot(ids, number), 1)
 
 
@@ -91,12 +73,7 @@ class MultiHot(tf.keras.layers.Layer):
   """Layer that maps lists of attributes to vectors; see `multi_hot`."""
 
   def __init__(self, number: int, **kwargs: Any):
-    """Make the layer.
-
-    Args:
-      number: Number of attributes.
-      **kwargs: Arguments of every layer, such as its name.
-    """
+    """Make the layer for a number of attributes."""
     super().__init__(**kwargs)
     self.number = number
 
@@ -105,19 +82,6 @@ class MultiHot(tf.keras.layers.Layer):
 
   def get_config(self) -> dict[str, Any]:
     return {**super().get_config(), 'number': self.number}
-
-
-@tf.keras.saving.register_keras_serializable(package='tff_partial')
-class SlipAndGuess(tf.keras.layers.Layer):
-  """Layer from scores x to (1 - slip) x + guess (1 - x), all `[batch, 1]`.
-
-  Slip and guess are sigmoids of an item's numbers minus one, so initially .27.
-  """
-
-  def call(self, scores_and_items: list[tf.Tensor]) -> tf.Tensor:
-    scores, slip, guess = scores_and_items
-    slip, guess = (tf.sigmoid(number - 1.0) for number in (slip, guess))
-    return (1.0 - slip) * scores + guess * (1.0 - scores)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -131,31 +95,14 @@ class NonNegativeDense(tf.keras.layers.Dense):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class CommonBias(tf.keras.layers.Layer):
-  """Layer that adds the same number to all scores."""
-
-  def __init__(self, first: float = 0.0, **kwargs: Any):
-    """Make the layer.
-
-    Args:
-      first: Initial value of that number.
-      **kwargs: Arguments of every layer, such as its name.
-    """
-    super().__init__(**kwargs)
-    self.first = first
+  """Layer that adds the same number, initially zero, to all scores."""
 
   def build(self, input_shape: tf.TensorShape) -> None:
-    self.bias = self.add_weight(
-      name='bias',
-      shape=[],
-      initializer=tf.keras.initializers.Constant(self.first),
-    )
+    self.bias = self.add_weight(name='bias', shape=[], initializer='zeros')
     super().build(input_shape)
 
   def call(self, scores: tf.Tensor) -> tf.Tensor:
     return scores + self.bias
-
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'first': self.first}
 
 
 # ---- inputs and tables -------------------------------------------------------
@@ -179,14 +126,7 @@ def attributes_of(inputs: dict[str, Any], sizes: InputSizes) -> Any:
 def attribute_biases(
   inputs: dict[str, Any], sizes: InputSizes, *, of_users: bool
 ) -> list[Any]:
-  """Sum over an item's attributes: their biases, and the user's in them.
-
-  Args:
-    inputs: The inputs.
-    sizes: Sizes of the model's inputs.
-    of_users: True to include the second, which are a table of users; the first
-      are public.
-  """
+  """Sum over an item's attributes: their biases, and the user's in them."""
   layers = tf.keras.layers
   hot = MultiHot(sizes.attributes, name='attributes_for_bias')(
     inputs[ATTRIBUTES]
@@ -226,23 +166,12 @@ def items(
   )(inputs[ITEM])
 
 
-def biases(
-  inputs: dict[str, Any],
-  sizes: InputSizes,
-  output: AnswerScale,
-  mean: float | None,
-) -> Any:
+def biases(inputs: dict[str, Any], sizes: InputSizes) -> Any:
   """Add the user's, the item's and the common bias."""
-  if mean is not None and not output.low < mean < output.high:
-    raise OptionError(
-      f'mean={mean}: predictions lie between {output.low} and {output.high}. '
-      'Give a number between them, such as the mean answer.'
-    )
   both = tf.keras.layers.Add(name='both_biases')(
     [
       users(inputs, sizes, 1, 'user_bias', 'zeros'),
       items(inputs, sizes, 1, 'item_bias', 'zeros'),
     ]
   )
-  first = 0.0 if mean is None else output.score(mean)
-  return CommonBias(first, name='common_bias')(both)
+  return CommonBias(name='common_bias')(both)

@@ -7,7 +7,6 @@ or `item`. All other weights are public.
 """
 
 from collections.abc import Callable
-import dataclasses
 import functools
 from typing import Any
 
@@ -26,8 +25,8 @@ from tasks.user_modeling.model_parts import RATINGS as RATINGS
 from tasks.user_modeling.model_parts import USER as USER
 from tasks.user_modeling.model_parts import XAVIER
 
-GUM, GUM_CODE, NCD, NCF, BIAS = 'gum', 'gum_code', 'ncd', 'ncf', 'bias'
-MODELS = (GUM, GUM_CODE, NCD, NCF, BIAS)
+GUM, NCD, NCF, BIAS = 'gum', 'ncd', 'ncf', 'bias'
+MODELS = (GUM, NCD, NCF, BIAS)
 
 # Layers of users' and of items' weights, for `from_keras`.
 USER_LAYERS = ('user(_.*)?',)
@@ -59,23 +58,7 @@ def build(
   scale: tuple[float, float] = (0.0, 1.0),
   is_linear: bool = False,
 ) -> tf.keras.Model:
-  """Build one of `MODELS`.
-
-  Args:
-    model: Name of the model.
-    num_users: Rows of the tables of users.
-    num_items: Rows of the tables of items.
-    num_attributes: Number of attributes.
-    attributes_width: Maximum number of attributes of an item.
-    width: N of the paper, in GUM.
-    biases: True if GUM has biases.
-    biases_in_attributes: True to include biases of each user in each attribute.
-    scale: The lowest and the highest answer.
-    is_linear: See `AnswerScale`.
-
-  Raises:
-    OptionError: If it cannot be built so.
-  """
+  """Build one of `MODELS`."""
   sizes = InputSizes(num_users, num_items, num_attributes, attributes_width)
   gum = functools.partial(
     build_gum,
@@ -85,12 +68,11 @@ def build(
   )
   builders: dict[str, Callable[..., tf.keras.Model]] = {
     GUM: gum,
-    GUM_CODE: functools.partial(gum, is_as_in_code=True),
     NCD: build_ncd,
     NCF: build_ncf,
     BIAS: build_bias,
   }
-  if (biases or biases_in_attributes) and model not in (GUM, GUM_CODE):
+  if (biases or biases_in_attributes) and model != GUM:
     raise OptionError(
       f'biases: the model {model} has them always, or never. Leave the option '
       'out, or choose gum.'
@@ -105,8 +87,6 @@ def build_gum(
   width: int = 5,
   biases: bool = False,
   biases_in_attributes: bool = False,
-  is_as_in_code: bool = False,
-  mean: float | None = None,
 ) -> tf.keras.Model:
   """Build the general user model of HPFL, section 4.4.
 
@@ -114,11 +94,6 @@ def build_gum(
   R_u = (Emb_u * Emb_c) KM_u (Eq. 4), an item R_v = (Emb_v * Emb_c) KM_v (Eq.
   5), and the score is (R_u - R_v) HM (Eqs. 6 and 7). All weights are
   initialized by Xavier.
-
-  The authors' code has another form: tables start at zero and RM at the
-  identity; R_u and R_v go through a sigmoid; the score x becomes (1 - slip) x +
-  guess (1 - x), where slip and guess are sigmoids of an item's own numbers; the
-  prediction is the sigmoid times the top of the scale.
 
   Args:
     sizes: Sizes of the model's inputs.
@@ -129,34 +104,19 @@ def build_gum(
       are public, with a row per attribute.
     biases_in_attributes: With biases, True to also add those of the user in
       each of the item's attributes: a table with a row per user.
-    is_as_in_code: True for the form of the authors' code.
-    mean: With biases, the prediction at the initial common bias; the middle of
-      the scale if None.
 
   Raises:
-    OptionError: If the mean is impossible, or the code has no such form.
+    OptionError: If there are biases in attributes and no others.
   """
   if biases_in_attributes and not biases:
     raise OptionError(
       'biases_in_attributes: without other biases there are none of users in '
       'attributes. Add biases, or leave the option out.'
     )
-  if mean is not None and not biases:
-    raise OptionError(
-      f'mean={mean}: without biases no weight can begin there. Add biases.'
-    )
-  if is_as_in_code:
-    if output.is_linear:
-      raise OptionError(
-        'is_linear: the form of the code has a sigmoid at its end. Choose the '
-        "paper's form for linear predictions."
-      )
-    # Predictions range from zero to the top of the scale.
-    output = dataclasses.replace(output, low=0.0)
   inputs = model_parts.inputs_of(sizes)
-  score = _gum_score(inputs, sizes, width, is_as_in_code)
+  score = _gum_score(inputs, sizes, width)
   if biases:
-    common = model_parts.biases(inputs, sizes, output, mean)
+    common = model_parts.biases(inputs, sizes)
     of_attributes = model_parts.attribute_biases(
       inputs, sizes, of_users=biases_in_attributes
     )
@@ -164,15 +124,13 @@ def build_gum(
   return tf.keras.Model(inputs, output.of(score), name=GUM)
 
 
-def _gum_score(
-  inputs: dict[str, Any], sizes: InputSizes, width: int, is_as_in_code: bool
-) -> Any:
+def _gum_score(inputs: dict[str, Any], sizes: InputSizes, width: int) -> Any:
   """Build GUM's score of a user and an item, without biases."""
   layers = tf.keras.layers
   relation = layers.Dense(
     sizes.attributes,
     use_bias=False,
-    kernel_initializer='identity' if is_as_in_code else XAVIER,
+    kernel_initializer=XAVIER,
     name='relation',
   )(model_parts.attributes_of(inputs, sizes))
 
@@ -180,37 +138,18 @@ def _gum_score(
     return layers.Dense(
       width,
       use_bias=False,
-      activation='sigmoid' if is_as_in_code else None,
-      kernel_initializer=_first_knowledge(is_as_in_code),
+      kernel_initializer=XAVIER,
       name=f'knowledge_{whose}',
     )(layers.Multiply(name=f'{whose}_on_attributes')([vectors, relation]))
 
-  table = 'zeros' if is_as_in_code else XAVIER
-  users = model_parts.users(inputs, sizes, sizes.attributes, 'user', table)
-  items = model_parts.items(inputs, sizes, sizes.attributes, 'item', table)
+  users = model_parts.users(inputs, sizes, sizes.attributes, 'user')
+  items = model_parts.items(inputs, sizes, sizes.attributes, 'item')
   distance = layers.Subtract(name='distance')(
     [project(users, 'user'), project(items, 'item')]
   )
-  score = layers.Dense(
-    1,
-    use_bias=False,
-    kernel_initializer=_first_knowledge(is_as_in_code),
-    name='hidden',
+  return layers.Dense(
+    1, use_bias=False, kernel_initializer=XAVIER, name='hidden'
   )(distance)
-  if is_as_in_code:
-    slip = model_parts.items(inputs, sizes, 1, 'item_slip', 'zeros')
-    guess = model_parts.items(inputs, sizes, 1, 'item_guess', 'zeros')
-    score = model_parts.SlipAndGuess(name='slip_and_guess')(
-      [score, slip, guess]
-    )
-  return score
-
-
-def _first_knowledge(is_as_in_code: bool) -> Any:
-  """Return Xavier's initializer, in the code's form with the gain for ReLU."""
-  if is_as_in_code:
-    return tf.keras.initializers.VarianceScaling(2.0, 'fan_avg', 'uniform')
-  return XAVIER
 
 
 def build_ncd(
@@ -228,11 +167,6 @@ def build_ncd(
   of a constraint as in the paper. Hidden layers use tanh instead of its
   sigmoids: a sum of hundreds of sigmoids with non-negative weights is so large
   that the next layer would saturate at 1 for any input, and never learn.
-
-  Args:
-    sizes: Sizes of the model's inputs.
-    output: Conversion of scores to predictions.
-    hidden: Sizes of the hidden layers.
   """
   layers = tf.keras.layers
 
@@ -269,11 +203,6 @@ def build_ncf(
   One pair of tables is multiplied, another goes through a tower of layers of
   halving sizes; a last layer computes a score from both results. Attributes are
   not used.
-
-  Args:
-    sizes: Sizes of the model's inputs.
-    output: Conversion of scores to predictions.
-    factors: Length of both results.
   """
   layers = tf.keras.layers
   inputs = model_parts.inputs_of(sizes)
@@ -299,18 +228,11 @@ def build_ncf(
 
 
 def build_bias(
-  sizes: InputSizes, output: AnswerScale = BINARY, *, mean: float | None = None
+  sizes: InputSizes, output: AnswerScale = BINARY
 ) -> tf.keras.Model:
-  """Build a model of only user and item biases, without attributes.
-
-  Args:
-    sizes: Sizes of the model's inputs.
-    output: Conversion of scores to predictions.
-    mean: The prediction at the initial common bias, such as the mean answer;
-      the middle of the scale if None.
-  """
+  """Build a model of only user and item biases, without attributes."""
   inputs = model_parts.inputs_of(sizes)
-  score = model_parts.biases(inputs, sizes, output, mean)
+  score = model_parts.biases(inputs, sizes)
   return tf.keras.Model(inputs, output.of(score), name=BIAS)
 
 
@@ -320,9 +242,7 @@ def build_bias(
 def hidden_characteristics(model: tf.keras.Model) -> np.ndarray | None:
   """Compute users' hidden characteristics, `[users, attributes]`.
 
-  Args:
-    model: A model built here: for GUM the result is Eq. 8, for NCD the mastery;
-      for the others None.
+  For GUM they are Eq. 8, for NCD the mastery, for the others None.
   """
   names = {layer.name for layer in model.layers}
   if 'relation' in names:
@@ -340,27 +260,14 @@ def hidden_characteristics(model: tf.keras.Model) -> np.ndarray | None:
 def hidden_characteristic(
   users: np.ndarray, knowledge_of_users: np.ndarray, hidden: np.ndarray
 ) -> np.ndarray:
-  """Compute h_u = Emb_u * (KM_u HM) (Eq. 8), one number per attribute.
-
-  Args:
-    users: Emb_u of all users, `[users, attributes]`.
-    knowledge_of_users: KM_u, `[attributes, N]`.
-    hidden: HM, `[N, 1]`.
-
-  Returns:
-    `[users, attributes]`.
-  """
+  """Compute h_u = Emb_u * (KM_u HM) (Eq. 8), one number per attribute."""
   return users * (knowledge_of_users @ hidden)[:, 0]
 
 
 def biases_in_attributes(model: tf.keras.Model) -> np.ndarray | float:
   """Return each user's advantage over others on items with an attribute.
 
-  Args:
-    model: A model built here.
-
-  Returns:
-    `[users, attributes]`, or zero for a model without such biases.
+  It is `[users, attributes]`, or zero for a model without such biases.
   """
   table = model_parts.BIAS_IN_ATTRIBUTES
   if table not in {layer.name for layer in model.layers}:
@@ -369,11 +276,7 @@ def biases_in_attributes(model: tf.keras.Model) -> np.ndarray | float:
 
 
 def knowledge(model: tf.keras.Model) -> dict[str, np.ndarray]:
-  """Return a model's public components, `[attributes, size]`, by name.
-
-  Args:
-    model: A model built here.
-  """
+  """Return a model's public components, `[attributes, size]`, by name."""
   names = {layer.name for layer in model.layers}
   layers = {name: name.split('/')[0] for name in KNOWLEDGE}
   return {

@@ -58,17 +58,7 @@ def load(
 
 
 def read_genres(folder: pathlib.Path) -> records.Tags:
-  """Read the genres of all movies.
-
-  Args:
-    folder: Holds `u.genre` and `u.item`.
-
-  Returns:
-    The genres of each movie; their ids are their numbers in `u.genre`.
-
-  Raises:
-    DataError: If a file is missing or a line of it is damaged.
-  """
+  """Read the genres of all movies, numbered as in `u.genre`."""
   named = _GENRES.read(folder)
   numbers = [str(number) for number in range(len(data_sets.GENRES))]
   if named['genre_id'].tolist() != numbers:

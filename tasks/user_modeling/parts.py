@@ -75,31 +75,12 @@ def divide(
 
 
 def cut(records: Records, codes: np.ndarray) -> dict[str, Records]:
-  """Cut records into parts.
-
-  Args:
-    records: The records to cut.
-    codes: Positions in `PARTS`, `[records]`.
-
-  Returns:
-    The records by name of the part.
-  """
+  """Cut records into parts by their codes, positions in `PARTS`."""
   return {part: records.take(codes == code) for code, part in enumerate(PARTS)}
 
 
 def divided(records: Records, **how: Any) -> dict[str, Records]:
-  """Divide records into parts, none of which may be empty.
-
-  Args:
-    records: The records to divide.
-    **how: As for `divide`.
-
-  Returns:
-    The records by name of the part.
-
-  Raises:
-    OptionError: If they cannot be divided so.
-  """
+  """Divide records as `divide` does; refuse parts without records."""
   found = cut(records, divide(records, **how))
   for part, held in found.items():
     if not len(held):

@@ -108,11 +108,7 @@ class Records:
     return self.take(self.client == client)
 
   def take(self, rows: np.ndarray) -> 'Records':
-    """Return some of the records, with the names and numbers of all.
-
-    Args:
-      rows: bool `[records]`, or positions in any order.
-    """
+    """Return some of the records, with the names and numbers of all."""
     taken = {name: getattr(self, name)[rows] for name in _BY_RECORD}
     return dataclasses.replace(self, **taken)
 
@@ -224,14 +220,8 @@ def _number_within(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
   """Assign numbers from 0 to the members of each group.
 
-  Args:
-    group: Codes of groups, `[records]`.
-    member: Codes of members, `[records]`.
-    num_groups: Number of groups; each has a record.
-
-  Returns:
-    The number of each record's member within its group, `[records]`, and for
-    each group the codes of its members, ascending.
+  Returns the number of each record's member within its group, `[records]`, and
+  for each group the codes of its members, ascending.
   """
   size = int(member.max()) + 1
   cells, which = np.unique(group * size + member, return_inverse=True)

@@ -102,15 +102,7 @@ def _invent_client(
   num_items: int,
   records_per_user: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Return users, items and advantages (strength - difficulty) of records.
-
-  Args:
-    generator: Generator of all draws.
-    items: The items of all clients.
-    num_users: Number of the client's users.
-    num_items: Number of the client's items.
-    records_per_user: Mean number of a user's records.
-  """
+  """Return users, items and advantages (strength - difficulty) of records."""
   has = items.has / items.has.sum(axis=1, keepdims=True)
   num_attributes = has.shape[1]
   # The client's preferred attributes.
@@ -131,16 +123,7 @@ def _invent_client(
 def _draw(
   generator: np.random.Generator, weights: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draw weighted columns of each row without replacement.
-
-  Args:
-    generator: Generator of the draws.
-    weights: Floats, not negative, `[rows, columns]`.
-    counts: Number of columns to draw in each row, at most all, `[rows]`.
-
-  Returns:
-    The row and the column of each draw.
-  """
+  """Draw weighted columns of each row without replacement."""
   # The largest of log(weight) + Gumbel noise are such a draw.
   keys = np.log(weights + 1e-9) + generator.gumbel(size=weights.shape)
   ranked = np.argsort(-keys, axis=1)

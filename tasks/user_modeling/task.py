@@ -116,14 +116,7 @@ class AssistOptions(UserModelingOptions):
   def load(self, data: Data, seed: int) -> 'UserModeling':
     """Load the answers and make the task.
 
-    Args:
-      data: Their source: the folder that holds `assistments`, or that folder.
-        Invented answers are 0 and 1, too.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-      OptionError: If they cannot be divided as the options ask.
+    Answers are in the folder `assistments` below `data_dir`.
     """
     if data.is_synthetic:
       return UserModeling(ASSIST, synthetic.generate(), self, seed)
@@ -140,14 +133,7 @@ class MovielensOptions(UserModelingOptions):
   def load(self, data: Data, seed: int) -> 'UserModeling':
     """Load the ratings and make the task.
 
-    Args:
-      data: Their source: the folder that holds `movielens/ml-100k`, or that
-        folder. Invented ratings are 1 to 5, too.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-      OptionError: If they cannot be divided as the options ask.
+    Ratings are in the folder `movielens/ml-100k` below `data_dir`.
     """
     if data.is_synthetic:
       found = synthetic.generate(five_points=True)
@@ -187,18 +173,7 @@ class UserModeling(Task):
     options: UserModelingOptions,
     seed: int,
   ):
-    """Divide the records.
-
-    Args:
-      name: The task's name.
-      records: All records.
-      options: The task's options.
-      seed: The run's seed, which divides the records and initializes the
-        weights.
-
-    Raises:
-      OptionError: If the records cannot be divided as the options ask.
-    """
+    """Divide the records by the seed."""
     self.name = name
     self.records = records
     self.learned_from_training: tuple[str, ...] = (
@@ -241,15 +216,7 @@ class UserModeling(Task):
   # ---- the model -------------------------------------------------------------
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Build the model with tables at the clients, or one of all clients.
-
-    Args:
-      user: OWN for tables that clients keep, or TABLE for one table of the
-        users of all clients, and one of all items.
-
-    Raises:
-      OptionError: If `user` is another form.
-    """
+    """Build the model with tables at the clients, or one of all clients."""
     if user not in (OWN, TABLE):
       raise OptionError(
         f'--user_form={user}: clients of the task {self.name} have many users, '
@@ -331,11 +298,7 @@ class UserModeling(Task):
   # ---- metrics ---------------------------------------------------------------
 
   def measure_models(self, own_models: Iterable[OwnModel]) -> dict[str, float]:
-    """Measure the metrics that need all clients' models; see `measures`.
-
-    Args:
-      own_models: The clients' models.
-    """
+    """Measure the metrics that need all clients' models; see `measures`."""
     return measures.measure(
       map(self._answers, own_models),
       self.records.scale,

@@ -524,21 +524,6 @@ def test_few_invented_items_are_all_rated():
   }
 
 
-def test_the_noise_floor_is_that_of_who_knows_the_tastes():
-  # Without any planted differences the best prediction is the mean.
-  ratings = synthetic.generate(
-    400, 100, taste_scale=0.0, noise_scale=0.4, seed=1
-  )
-  generator = np.random.default_rng(0)
-  planted = np.repeat([2.2, 3.4, 4.9], 200_000)
-  drawn = np.clip(np.rint(planted + generator.logistic(0, 0.4, 600_000)), 1, 5)
-  variance = np.mean([part.var() for part in np.split(drawn, 3)])
-  floor = synthetic._noise_floor(planted[::200_000], 0.4)
-  assert floor == pytest.approx(np.sqrt(variance), abs=2e-3)
-  assert 0.5 < ratings.noise_floor < ratings.frame['rating'].std()
-  assert synthetic.generate(20, 20, noise_scale=0.0).noise_floor == 0.0
-
-
 # ---- downloads ---------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tasks.movielens import models as movielens_models
 from tff_partial import tiers
 from tff_partial.model import keras_models
@@ -246,8 +245,3 @@ def test_metrics_can_be_rebuilt():
     again = type(metric).from_config(metric.get_config())
     assert again.get_config() == metric.get_config()
     assert again.scale == (0.5, 5.0)
-
-
-def test_a_scale_without_extent_is_refused():
-  with pytest.raises(OptionError, match='scale'):
-    movielens_models.build_metrics((5.0, 1.0))

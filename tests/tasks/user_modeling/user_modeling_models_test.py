@@ -22,9 +22,6 @@ _MULTI_HOT = np.array([[1, 0, 1], [0, 1, 0], [0, 1, 0], [0, 0, 0]], np.float32)
 _BUILDERS = {
   'gum': models.build_gum,
   'gum with biases': lambda *args: models.build_gum(*args, biases=True),
-  'gum as in the code': lambda *args: models.build_gum(
-    *args, is_as_in_code=True
-  ),
   'ncd': lambda *args: models.build_ncd(*args, hidden=(6, 4)),
   'ncf': lambda *args: models.build_ncf(*args, factors=2),
   'bias': models.build_bias,
@@ -120,41 +117,21 @@ def test_gum_by_hand():
   assert _of_tiny(biased) == pytest.approx(_sigmoid(-0.25 + 1.9375))
 
 
-@pytest.mark.slow
-def test_gum_as_in_the_code_by_hand():
-  model = _tiny_gum(output=models.RATINGS, is_as_in_code=True)
-  _set(model, item_slip=[[1.0]], item_guess=[[-1.0]])
-  x = 0.5 * (_sigmoid(11.0) - _sigmoid(11.5))
-  # sigmoid(1 - 1) is a half.
-  score = 0.5 * x + _sigmoid(-2.0) * (1 - x)
-  assert _of_tiny(model) == pytest.approx(5 * _sigmoid(score))
-
-
-@pytest.mark.parametrize('is_as_in_code', [False, True], ids=['paper', 'code'])
-def test_gum_as_in_a_loop(is_as_in_code):
-  model = models.build_gum(
-    _SIZES, biases=True, biases_in_attributes=True, is_as_in_code=is_as_in_code
-  )
+def test_gum_as_in_a_loop():
+  model = models.build_gum(_SIZES, biases=True, biases_in_attributes=True)
   weights = _filled(model)
-  outer = _sigmoid if is_as_in_code else lambda x: x
   found = model(_INPUTS).numpy()
   assert found.shape == (4, 1)
   for place, (user, item, attributes) in enumerate(_examples()):
     emb_c = attributes @ weights['relation/kernel']
     projected = [
-      outer((vector * emb_c) @ weights[f'knowledge_{whose}/kernel'])
+      (vector * emb_c) @ weights[f'knowledge_{whose}/kernel']
       for whose, vector in (
         ('user', weights['user/embeddings'][user]),
         ('item', weights['item/embeddings'][item]),
       )
     ]
     score = (projected[0] - projected[1]) @ weights['hidden/kernel']
-    if is_as_in_code:
-      slip, guess = (
-        _sigmoid(weights[f'item_{name}/embeddings'][item] - 1)
-        for name in ('slip', 'guess')
-      )
-      score = (1 - slip) * score + guess * (1 - score)
     score += weights['user_bias/embeddings'][user]
     score += weights['item_bias/embeddings'][item]
     score += attributes @ weights['attribute_bias/kernel']
@@ -171,22 +148,6 @@ def test_gum_begins_by_xavier():
     values = variable.numpy()
     assert 0.5 * limit < np.abs(values).max() <= limit, variable.name
   assert model.get_layer('knowledge_user').kernel.shape == (40, 5)
-
-
-def test_gum_begins_as_in_the_code():
-  model = models.build_gum(_SIZES, is_as_in_code=True, width=200)
-  for name in ('user', 'item', 'item_slip', 'item_guess'):
-    assert not model.get_layer(name).get_weights()[0].any()
-  relation = model.get_layer('relation').get_weights()[0]
-  np.testing.assert_array_equal(relation, np.eye(3))
-  users, items = (
-    model.get_layer(f'knowledge_{whose}').get_weights()[0]
-    for whose in ('user', 'item')
-  )
-  assert not np.array_equal(users, items)
-  # The root of two times the limit of Xavier.
-  limit = np.sqrt(2) * np.sqrt(6 / 203)
-  assert 0.9 * limit < np.abs(users).max() <= limit
 
 
 def test_hidden_characteristics_by_hand():
@@ -317,17 +278,6 @@ def test_biases_are_added():
   np.testing.assert_allclose(model(_INPUTS)[:, 0], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize('is_linear', [False, True])
-def test_biases_begin_at_a_mean(is_linear):
-  output = models.AnswerScale(1.0, 5.0, is_linear)
-  for model in (
-    models.build_bias(_SIZES, output, mean=3.6),
-    models.build_bias(_SIZES, output),
-  ):
-    expected = 3.6 if model.get_layer('common_bias').first else 3.0
-    np.testing.assert_allclose(model(_INPUTS), np.full([4, 1], expected))
-
-
 # ---- all models --------------------------------------------------------------
 
 
@@ -391,7 +341,6 @@ def test_models_can_be_saved(name, tmp_path):
 def test_models_by_their_names():
   expected = {
     models.GUM: models.build_gum(_SIZES, width=7),
-    models.GUM_CODE: models.build_gum(_SIZES, width=7, is_as_in_code=True),
     models.NCD: models.build_ncd(_SIZES),
     models.NCF: models.build_ncf(_SIZES),
     models.BIAS: models.build_bias(_SIZES),
@@ -422,24 +371,9 @@ def test_models_by_their_names():
       )
       for name in (models.NCD, models.NCF, models.BIAS)
     ),
-    *(
-      (
-        lambda mean=mean: models.build_bias(_SIZES, models.RATINGS, mean=mean),
-        f'mean={mean}: predictions lie betwee',
-      )
-      for mean in (0.5, 5.0)
-    ),
     (
       lambda: models.build_gum(_SIZES, biases_in_attributes=True),
       'biases_in_attributes: without other',
-    ),
-    (
-      lambda: models.build_gum(_SIZES, mean=0.5),
-      'without biases no weight can begin',
-    ),
-    (
-      lambda: _build(models.GUM_CODE, is_linear=True),
-      'has a sigmoid at its end',
     ),
   ],
 )
