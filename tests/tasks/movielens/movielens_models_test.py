@@ -230,16 +230,6 @@ def test_examples_of_no_weight_are_not_measured(scale):
   assert _measure(scale, 3.0) == pytest.approx(_measure(scale))
 
 
-def test_an_axis_of_length_one_makes_no_difference():
-  weight = np.array([1.0, 0.5, 0.0, 2.0], np.float32)
-  expected = _measure((1.0, 5.0), weight)
-  column = functools.partial(np.expand_dims, axis=-1)
-  for rated in (_RATED, column(_RATED)):
-    for predicted in (_PREDICTED, column(_PREDICTED)):
-      for each in (weight, column(weight)):
-        assert _measure((1.0, 5.0), each, rated, predicted) == expected
-
-
 def test_metrics_can_be_rebuilt():
   for metric in movielens_models.build_metrics((0.5, 5.0)):
     again = type(metric).from_config(metric.get_config())

@@ -133,27 +133,6 @@ def test_the_seed_divides_and_shuffles(unseen):
   assert list(_client(other, part, user)['x']) != list(found['x'])
 
 
-@pytest.mark.slow
-def test_few_of_many_ratings_are_used():
-  limited, whole = _make(max_examples=30), _make(max_examples=None)
-  for part in _PARTS:
-    spec = limited.model.example_spec
-    for user in limited.clients(part, spec).client_ids[:5]:
-      few = _client(limited, part, user)['x']
-      every = _client(whole, part, user)['x']
-      assert len(few) == min(30, len(every))
-      np.testing.assert_array_equal(few, every[: len(few)])
-
-
-@pytest.mark.slow
-def test_users_with_few_ratings_are_left_out_and_counted():
-  task = _make(min_examples=40)
-  every = _make().ratings.frame.groupby('user_id').size()
-  clients = [task.clients(part, task.model.example_spec) for part in _PARTS]
-  assert sum(len(c) for c in clients) == (every >= 40).sum()
-  assert sum(c.num_filtered for c in clients) == (every < 40).sum()
-
-
 # ---- later ratings of users who took part ------------------------------------
 
 

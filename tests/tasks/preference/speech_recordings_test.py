@@ -153,18 +153,6 @@ def test_a_damaged_file_is_refused(tmp_path, place, value):
     speech_recordings.load(tmp_path)
 
 
-def test_half_a_file_is_refused(tmp_path):
-  path = _write(tmp_path / '7_theo_0.wav', [1, 2, 3, 4])
-  data = path.read_bytes()
-  for length in (0, 12, 30, 44, 48):
-    path.write_bytes(data[:length])
-    with pytest.raises(DataError, match='7_theo_0.wav: no whole wav file'):
-      speech_recordings.load(tmp_path)
-  _write(path, [])
-  with pytest.raises(DataError, match=r'7_theo_0.wav: no .*\(0 samples'):
-    speech_recordings.load(tmp_path)
-
-
 def test_other_depths_are_refused(tmp_path):
   _write(tmp_path / '7_theo_0.wav', [b'abc'], width=3)
   with pytest.raises(DataError, match='samples of type int32.* convert it'):
@@ -201,12 +189,6 @@ def test_a_tenth_is_for_tests_the_first_takes():
     assert takes['test'] == set(range(5))  # As its publishers ask for.
     assert takes['validation'] == set(range(5, 10))
     assert takes['train'] == set(range(10, 50))
-
-
-def test_few_recordings_make_equal_parts():
-  divided = speech_recordings.divide(_corpus(['ada', 'bob'], ['yes'], 20))
-  sizes = [len(divided['bob', p]) for p in ('train', 'validation', 'test')]
-  assert sizes == [10, 5, 5]
 
 
 def test_a_speaker_with_too_few_recordings_is_refused():
@@ -319,17 +301,6 @@ def _words(*lengths: int) -> list[np.ndarray]:
   ]
 
 
-def test_a_stretched_word_is_aligned_with_itself():
-  (word,) = _words(5)
-  slowly = word[[0, 0, 1, 2, 2, 2, 3, 4]]
-  (path,) = speech_voices.align([word], [slowly])
-  # By hand; bands without their means are not quite the same in both.
-  assert path[0].tolist() == [0, 0]
-  assert path[-1].tolist() == [4, 7]
-  expected = dict(enumerate([0, 0, 1, 2, 2, 2, 3, 4]))
-  assert {int(column): int(row) for row, column in path} == expected
-
-
 def test_no_other_path_is_shorter():
   ones, others = _words(5, 6), _words(4, 3)[::-1]
   paths = speech_voices.align(ones, others)
@@ -354,15 +325,6 @@ def test_no_other_path_is_shorter():
     taken = distances[path[:, 0], path[:, 1]].sum()
     expected = least(len(one) - 1, len(other) - 1)
     assert taken == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_word_mixed_with_itself_stays():
-  words = _words(6, 1, 9)
-  for share in (0.25, 0.5):
-    for mixed, word in zip(
-      speech_voices.mix(words, words, share), words, strict=True
-    ):
-      np.testing.assert_allclose(mixed, word, atol=1e-4)
 
 
 def test_a_mix_lies_between_its_words():

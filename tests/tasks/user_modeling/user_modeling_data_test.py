@@ -9,9 +9,6 @@ import pytest
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 from tasks.user_modeling import assist_files
 from tasks.user_modeling import movielens_files
 from tasks.user_modeling import parts
@@ -218,16 +215,6 @@ def test_a_clients_split_depends_on_its_own_records_only():
   assert np.array_equal(parts.divide(many.take(order)), codes[order])
 
 
-def test_records_are_cut_into_parts():
-  own = _users_of(25)
-  cut = parts.cut(own, parts.divide(own))
-  assert {part: len(taken) for part, taken in cut.items()} == {
-    TRAIN: 36,
-    VALIDATION: 4,
-    TEST: 10,
-  }
-
-
 @pytest.mark.parametrize('name', ['test_share', 'validation_share'])
 @pytest.mark.parametrize('share', [-0.1, 1.0])
 def test_what_is_no_share_is_refused(name, share):
@@ -302,13 +289,6 @@ def test_a_skill_or_answer_that_comes_again_begins_an_attempt(
   ]
   _write_logs(tmp_path, rows)
   assert len(_load_logs(tmp_path)) == attempts
-
-
-def test_skills_may_share_a_position(tmp_path):
-  rows = ('5,0,80,3,Mean,1,70,1', '5,0,80,4,Area,1,70,1')
-  _write_logs(tmp_path, rows)
-  loaded = _load_logs(tmp_path)
-  assert loaded.attributes.tolist() == [[0, 1]]
 
 
 def test_rows_are_ordered_by_their_positions(tmp_path):

@@ -150,16 +150,6 @@ def test_gum_begins_by_xavier():
   assert model.get_layer('knowledge_user').kernel.shape == (40, 5)
 
 
-def test_hidden_characteristics_by_hand():
-  found = models.hidden_characteristic(
-    np.array([[1.0, 2.0], [3.0, -1.0]]),
-    np.array([[1.0, 0.0], [2.0, 3.0]]),
-    np.array([[10.0], [1.0]]),
-  )
-  # KM_u HM is (10, 23).
-  np.testing.assert_array_equal(found, [[10.0, 46.0], [30.0, -23.0]])
-
-
 def test_what_models_say_of_users_and_attributes():
   gum = models.build_gum(_SIZES)
   weights = _filled(gum)
@@ -233,15 +223,6 @@ def test_in_ncd_mastery_never_harms():
   # What an item without attributes asks for is known to all.
   assert (after[:3] > before[:3]).all()
   assert after[3] == before[3]
-
-
-def test_ncd_of_the_usual_size_can_learn_from_its_first_step_on():
-  model = models.build_ncd(_SIZES)
-  with tf.GradientTape() as tape:
-    loss = tf.reduce_sum(model(_INPUTS))
-  # It does not begin where a sigmoid is flat.
-  (slope,) = tape.gradient(loss, [model.get_layer('user').embeddings])
-  assert np.abs(tf.convert_to_tensor(slope)).max() > 1e-2
 
 
 def test_ncf_as_in_a_loop():
