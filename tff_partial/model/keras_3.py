@@ -77,29 +77,6 @@ def drawing(seed: tf.Tensor) -> Iterator[None]:
   source = sys.modules['keras.src.backend'].random
   draws = SeededDraws(seed)
 
-  def uniform(
-    shape: Any,
-    minval: float = 0.0,
-    maxval: float = 1.0,
-    dtype: Any = None,
-    seed: Any = None,
-  ) -> tf.Tensor:
-    del seed
-    return draws.random_uniform(shape, minval, maxval, dtype)
-
-  def normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    def function(
-      shape: Any,
-      mean: float = 0.0,
-      stddev: float = 1.0,
-      dtype: Any = None,
-      seed: Any = None,
-    ) -> tf.Tensor:
-      del seed
-      return draw(shape, mean, stddev, dtype)
-
-    return function
-
   def dropout(
     inputs: tf.Tensor, rate: float, noise_shape: Any = None, seed: Any = None
   ) -> tf.Tensor:
@@ -112,9 +89,9 @@ def drawing(seed: tf.Tensor) -> Iterator[None]:
     return draws.dropout(inputs, rate, noise_shape)
 
   functions = {
-    'uniform': uniform,
-    'normal': normally(draws.random_normal),
-    'truncated_normal': normally(draws.truncated_normal),
+    'uniform': draws.random_uniform,
+    'normal': draws.random_normal,
+    'truncated_normal': draws.truncated_normal,
     'dropout': dropout,
     **{name: _refused_draw(name) for name in _REFUSED_DRAWS},
   }

@@ -25,15 +25,16 @@ def _normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     stddev: float = 1.0,
     dtype: Any = None,
     nonce: Any = None,
+    seed: Any = None,
   ) -> tf.Tensor:
-    del nonce
+    del nonce, seed
     return self._draw(draw, shape, mean, stddev, dtype=dtype)
 
   return method
 
 
 class SeededDraws:
-  """A replacement for Keras's random generator that draws from a seed."""
+  """A replacement for the random generators of both Kerases, from a seed."""
 
   RNG_STATELESS = 'stateless'
   RNG_STATEFUL = 'stateful'
@@ -74,9 +75,10 @@ class SeededDraws:
     maxval: float | None = None,
     dtype: Any = None,
     nonce: Any = None,
+    seed: Any = None,
   ) -> tf.Tensor:
     """Draw uniform numbers."""
-    del nonce  # Draws never repeat here.
+    del nonce, seed  # Draws never repeat here.
     high = 1.0 if maxval is None else maxval
     return self._draw(random_bits.uniform, shape, minval, high, dtype=dtype)
 
