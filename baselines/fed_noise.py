@@ -24,7 +24,7 @@ noise, and clients without examples also send noise.
 import dataclasses
 
 from tff_partial.composition import Aggregation
-from tff_partial.dp.laplace_noise import LaplaceNoise
+from tff_partial.dp.local_noise import LaplaceNoise
 from tff_partial.dp.local_noise import LocalNoise
 from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import ClientWeighting

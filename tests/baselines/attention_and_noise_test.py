@@ -28,7 +28,6 @@ from tff_partial.algorithms import fed_avg
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
 from tff_partial.dp import clipping as clipping_lib
-from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
@@ -291,7 +290,7 @@ def test_what_fed_att_cannot_do_is_refused(options, message, model):
 
 @pytest.mark.slow
 def test_fed_att_of_local_noise_attends_to_what_is_sent(model, clients):
-  noise = laplace_noise.LaplaceNoise(0.5, 0.1, noise_seed=3)
+  noise = local_noise.LaplaceNoise(0.5, 0.1, noise_seed=3)
   process = fed_att.build_fed_att(
     model, training=_TRAINING, aggregation=Aggregation(postprocess_update=noise)
   )
@@ -334,8 +333,8 @@ def _sent(
 @pytest.mark.parametrize(
   'noise',
   [
-    laplace_noise.LaplaceNoise(0.5, 0.1),
-    laplace_noise.LaplaceNoise(0.5, 0.1, noise_seed=3),
+    local_noise.LaplaceNoise(0.5, 0.1),
+    local_noise.LaplaceNoise(0.5, 0.1, noise_seed=3),
     local_noise.LocalNoise(0.5, 0.1),
   ],
   ids=['laplace', 'laplace of a seed', 'gaussian'],
@@ -359,7 +358,7 @@ def test_fed_noise_without_noise_clips_by_the_sum_of_absolute_values(
   model, clients
 ):
   process = fed_noise.build_fed_noise(
-    model, noise=laplace_noise.LaplaceNoise(0.5, 0.0), training=_TRAINING
+    model, noise=local_noise.LaplaceNoise(0.5, 0.0), training=_TRAINING
   )
   state, _ = planted.trained(process, clients, _ROUNDS)
   a, b, norms = np.eye(2), np.ones([2, 1]), []
@@ -381,7 +380,7 @@ def test_fed_noise_without_noise_clips_by_the_sum_of_absolute_values(
 def test_fed_noise_is_furl_that_adds_noise_before_sending(
   partly_local, clients
 ):
-  noise = laplace_noise.LaplaceNoise(0.5, 0.1)
+  noise = local_noise.LaplaceNoise(0.5, 0.1)
   process = fed_noise.build_fed_noise(
     partly_local, noise=noise, training=_TRAINING
   )
@@ -412,7 +411,7 @@ def test_fed_noise_is_furl_that_adds_noise_before_sending(
 
 
 def test_two_kinds_of_noise_are_refused(model):
-  noise = laplace_noise.LaplaceNoise(1.0, 1.0)
+  noise = local_noise.LaplaceNoise(1.0, 1.0)
   with pytest.raises(SettingError, match='Pass one of the two'):
     fed_noise.build_fed_noise(
       model,
@@ -433,7 +432,7 @@ def test_noise_beside_weights_that_are_not_noised_is_refused(model):
   ):
     fed_noise.build_fed_noise(
       model,
-      noise=laplace_noise.LaplaceNoise(1.0, 1.0),
+      noise=local_noise.LaplaceNoise(1.0, 1.0),
       aggregation=Aggregation(client_weighting=ClientWeighting.NUM_EXAMPLES),
     )
 
@@ -448,11 +447,11 @@ def _fresh() -> tf.Tensor:
 
 
 def test_noise_is_of_laplace():
-  one, other = laplace_noise.standard_laplace(_fresh(), [2, 200_000]).numpy()
+  one, other = local_noise.standard_laplace(_fresh(), [2, 200_000]).numpy()
   assert stats.kstest(one, 'laplace').pvalue > _CHANCE
   # The variance is 2.
   assert abs(np.mean(one * other)) < 7.0 * 2.0 / np.sqrt(len(one))
-  far = np.abs(laplace_noise.standard_laplace(_fresh(), [2**22]).numpy())
+  far = np.abs(local_noise.standard_laplace(_fresh(), [2**22]).numpy())
   beyond = math.exp(-10.0) * len(far)
   assert abs(np.sum(far > 10.0) - beyond) < 7.0 * np.sqrt(beyond)
 
@@ -470,7 +469,7 @@ def test_noise_is_of_laplace():
   ],
 )
 def test_no_update_is_longer_than_the_clip(update):
-  noise = laplace_noise.LaplaceNoise(2.0, 0.0)
+  noise = local_noise.LaplaceNoise(2.0, 0.0)
   sent = noise({'a': tf.constant(update), 'b': tf.zeros([2, 1])}, _fresh())
   found = sent['a'].numpy().astype(np.float64)
   assert np.abs(found).sum() <= 2.0
@@ -486,7 +485,7 @@ def test_noise_follows_from_the_seeds():
   update = collections.OrderedDict(
     a=tf.zeros([5000]), b=tf.constant([3e38]), c=tf.zeros([2], tf.double)
   )
-  noise = laplace_noise.LaplaceNoise(2.0, 1.5)
+  noise = local_noise.LaplaceNoise(2.0, 1.5)
   one, again, other = (
     noise(update, tf.constant([1, last])) for last in (2, 2, 3)
   )
@@ -499,24 +498,24 @@ def test_noise_follows_from_the_seeds():
   assert abs(correlation) < 7.0 / np.sqrt(5000)
   # The huge number was clipped to 2 before.
   assert abs(one['b'] - 2.0) < 25.0 * 3.0
-  simulated = laplace_noise.LaplaceNoise(2.0, 1.5, noise_seed=1)
+  simulated = local_noise.LaplaceNoise(2.0, 1.5, noise_seed=1)
   assert np.any(simulated(update, tf.constant([1, 2]))['a'] != one['a'])
 
 
 def test_epsilon_is_two_clips_over_the_scale_and_adds_up():
-  noise = laplace_noise.LaplaceNoise(3.0, 4.0)
+  noise = local_noise.LaplaceNoise(3.0, 4.0)
   # The scale is 12.
   assert noise.epsilon() == 2 * 3.0 / 12.0
   assert noise.epsilon(participations=10) == 5.0
   assert noise.epsilon(participations=0) == 0.0
-  assert laplace_noise.LaplaceNoise(3.0, 0.0).epsilon() == math.inf
+  assert local_noise.LaplaceNoise(3.0, 0.0).epsilon() == math.inf
 
 
 @pytest.mark.slow
 def test_what_is_sent_is_as_likely_as_epsilon_says():
   # Of the two updates that are farthest apart, how often more than a threshold
   # is sent, by many clients.
-  noise, number = laplace_noise.LaplaceNoise(1.0, 2.0), 20_000
+  noise, number = local_noise.LaplaceNoise(1.0, 2.0), 20_000
   seeds = tf.bitcast(
     tf.random.stateless_uniform([number, 2], _fresh(), None, None, tf.uint32),
     tf.int32,
@@ -547,7 +546,7 @@ def test_no_ledger_of_gaussian_noise_counts_it(model):
     sampling=samplings.EveryUpdate.name,
   )
   process = fed_noise.build_fed_noise(
-    model, noise=laplace_noise.LaplaceNoise(0.5, 0.1), training=_TRAINING
+    model, noise=local_noise.LaplaceNoise(0.5, 0.1), training=_TRAINING
   )
   with pytest.raises(PrivacyError, match=r'clipping=FixedClip.* has L1Clip'):
     privacy_plans.PrivacyLedger(plan).check(process.mechanism)
@@ -556,10 +555,10 @@ def test_no_ledger_of_gaussian_noise_counts_it(model):
 @pytest.mark.parametrize(
   ('call', 'message'),
   [
-    (lambda: laplace_noise.LaplaceNoise(0.0, 1.0), '`clip`'),
-    (lambda: laplace_noise.LaplaceNoise(1.0, -1.0), '`noise_multiplier`'),
+    (lambda: local_noise.LaplaceNoise(0.0, 1.0), '`clip`'),
+    (lambda: local_noise.LaplaceNoise(1.0, -1.0), '`noise_multiplier`'),
     (
-      lambda: laplace_noise.L1Clip(1.0).query(
+      lambda: local_noise.L1Clip(1.0).query(
         1.0, _fresh, tf.TensorSpec([]), 1.0
       ),
       'L1Clip is for LaplaceNoise',
@@ -573,7 +572,7 @@ def test_impossible_noise_is_refused(call, message):
 
 def test_noised_numbers_are_on_a_grid_of_the_noise():
   # 2**-20 of the largest power of two that is not above the scale, in clips.
-  noise = laplace_noise.LaplaceNoise(1.0, 3.0)
+  noise = local_noise.LaplaceNoise(1.0, 3.0)
   sent = noise(tf.constant([0.1, 0.2], tf.double), _fresh())
   steps = sent.numpy() * 2.0**19
   np.testing.assert_array_equal(steps, np.round(steps))
@@ -586,7 +585,7 @@ def test_noised_numbers_are_on_a_grid_of_the_noise():
 def test_every_runtime_comes_to_the_same(partly_local, clients):
   process = fed_noise.build_fed_noise(
     partly_local,
-    noise=laplace_noise.LaplaceNoise(0.5, 0.1),
+    noise=local_noise.LaplaceNoise(0.5, 0.1),
     training=_TRAINING,
   )
   state, remembered = planted.trained(process, clients, _ROUNDS[:2])

@@ -17,7 +17,6 @@ from tff_partial.composition import Aggregation
 from tff_partial.data import vocabularies
 from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
-from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
@@ -318,7 +317,7 @@ def test_noise_that_nothing_counts_is_refused_with_the_line_that_mends_it(make):
       'No ledger can, as only parts of an update have noise',
     ),
     (
-      {'postprocess_update': laplace_noise.LaplaceNoise(0.1, 1.0)},
+      {'postprocess_update': local_noise.LaplaceNoise(0.1, 1.0)},
       'No ledger counts Laplace noise, LaplaceNoise.epsilon does',
     ),
   ],

@@ -14,7 +14,7 @@ from tff_partial import algorithms
 from tff_partial import assignments
 from tff_partial import layers
 from tff_partial.algorithms import hpfl
-from tff_partial.dp.laplace_noise import LaplaceNoise
+from tff_partial.dp.local_noise import LaplaceNoise
 
 _BUILDERS = dict.fromkeys(  # Some have several names.
   getattr(package, name)

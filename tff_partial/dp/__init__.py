@@ -6,7 +6,6 @@ __all__ = [
   'accounting',
   'clipping',
   'dp_queries',
-  'laplace_noise',
   'local_noise',
   'mechanisms',
   'privacy',

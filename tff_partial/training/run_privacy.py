@@ -16,7 +16,7 @@ from absl import logging
 
 from tff_partial import processes
 from tff_partial.dp import clipping as clipping_lib
-from tff_partial.dp import laplace_noise
+from tff_partial.dp import local_noise
 from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
@@ -95,7 +95,7 @@ def _remedy(
       'with one private mean for all of them.'
     )
   clipping = mechanism.clipping
-  if isinstance(clipping, laplace_noise.L1Clip):
+  if isinstance(clipping, local_noise.L1Clip):
     return 'No ledger counts Laplace noise, LaplaceNoise.epsilon does.'
   if isinstance(clipping, Mapping):
     kinds = list(clipping.values())

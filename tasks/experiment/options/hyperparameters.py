@@ -15,7 +15,6 @@ from tff_partial import assignments
 from tff_partial import client_statistics
 from tff_partial import phases
 from tff_partial.clustering import k_means as clustering
-from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.drafts import centers as drafts_lib
 from tff_partial.model import first_values
@@ -315,14 +314,14 @@ class FedNoise(Options):
     at_least=0,
   )
 
-  def build(self) -> laplace_noise.LaplaceNoise | local_noise.LocalNoise:
+  def build(self) -> local_noise.LaplaceNoise | local_noise.LocalNoise:
     """Build the mechanism that clips updates and adds noise.
 
     Raises:
       PrivacyError: If the clip is 0.
     """
     if self.noise == 'laplace':
-      return laplace_noise.LaplaceNoise(self.clip, self.scale)
+      return local_noise.LaplaceNoise(self.clip, self.scale)
     return local_noise.LocalNoise(self.clip, self.scale)
 
 

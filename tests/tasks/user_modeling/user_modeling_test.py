@@ -32,7 +32,6 @@ from tests.support import small_schools
 from tff_partial import tiers
 from tff_partial.client.client_work import CompositionError
 from tff_partial.data import splits
-from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.drafts import centers as drafts
 from tff_partial.errors import PrivacyError
@@ -500,7 +499,7 @@ def test_impossible_choices_are_refused(make, expected):
 
 
 def test_noise_of_clients_by_its_name():
-  assert FedNoise().build() == laplace_noise.LaplaceNoise(1.0, 0.01)
+  assert FedNoise().build() == local_noise.LaplaceNoise(1.0, 0.01)
   gaussian = FedNoise(noise='gaussian', clip=2.0, scale=0.5)
   assert gaussian.build() == local_noise.LocalNoise(2.0, 0.5)
   with pytest.raises(PrivacyError, match='clip'):
