@@ -42,13 +42,7 @@ class TooManyCanariesError(PrivacyError):
   """
 
   def __init__(self, number: int, largest: int, why: str):
-    """Build the message.
-
-    Args:
-      number: The requested number.
-      largest: The largest possible number.
-      why: The reason, without the final full stop.
-    """
+    """Build the message."""
     super().__init__(
       f'{number} canaries are too many: {why}. Give {max(largest, 0)} or fewer.'
     )
@@ -110,11 +104,7 @@ class Canaries:
       return to_sending(tf.constant(self.seeds)).numpy()
 
   def among(self, clients: cohorts.ClientSource) -> cohorts.ClientSource:
-    """Add the canaries that are present to the clients.
-
-    Args:
-      clients: The clients of a run.
-    """
+    """Add the canaries that are present to the clients of a run."""
     return _WithCanaries(clients, self)
 
   def postprocess_update(
@@ -130,19 +120,11 @@ class Canaries:
   def watched(
     self, aggregator: aggregators.Factory
   ) -> aggregators.WeightedFactory:
-    """Return the same aggregation, which also sums the canaries' releases.
-
-    Args:
-      aggregator: The aggregation of updates.
-    """
+    """Return the same aggregation, which also sums the canaries' releases."""
     return _WatchedFactory(self, aggregator)
 
   def scores(self, state: Any) -> np.ndarray:
-    """Return the sums of the releases of each canary's element, `[number]`.
-
-    Args:
-      state: The server's state after a run.
-    """
+    """Return the sums of the releases of each canary's element, after a run."""
     return np.asarray(state.aggregator['scores'])
 
   def check_delta(self, num_clients: int, delta: float) -> None:

@@ -77,14 +77,7 @@ class FrameTable:
     columns: Iterable[str],
     missing: str = REFUSE,
   ):
-    """Check the columns.
-
-    Args:
-      frame: A pandas data frame.
-      client_id: The column of client ids.
-      columns: The other columns to read.
-      missing: REFUSE rows that lack a value in one of these columns, or DROP
-        them.
+    """Check the columns; REFUSE or DROP rows that lack a value in one.
 
     Raises:
       ClientDataError: If it is not a data frame, or a column is missing,
@@ -151,12 +144,8 @@ class FrameTable:
   ) -> dict[str, Vocabulary]:
     """Return the vocabulary of each encoded column; make it if needed.
 
-    Args:
-      encode: The columns, or column to vocabulary.
-      named: The columns of inputs, labels and fields.
-
     Raises:
-      ClientDataError: If it is another column, or no vocabulary.
+      ClientDataError: If it is not a `named` column, or no vocabulary.
     """
     columns = [encode] if isinstance(encode, str) else list(encode)
     unread = [column for column in columns if column not in named]

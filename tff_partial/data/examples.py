@@ -238,9 +238,8 @@ def check_fields(
   Args:
     fields: Field to its values.
     example_spec: Spec of one example.
-    where: Names the source of the fields in error messages.
-    name_of: From the path of a field to its name in messages; `where` and the
-      path by default.
+    where: Names the source of the fields in messages.
+    name_of: From the path of a field to its name in messages.
     which: Names an example by its index in messages.
 
   Raises:

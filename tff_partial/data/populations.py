@@ -27,11 +27,8 @@ def concatenate(
 ) -> tuple[list[str], Any, np.ndarray, int]:
   """Check clients one by one and concatenate those with enough examples.
 
-  Args:
-    clients: Ids, and examples as for `client_forms.as_fields`.
-    example_spec: Spec of one example.
-    min_examples: Clients with fewer are left out. If 0, all are kept, and
-      clients without examples send nothing. If None, these are refused.
+  Clients with fewer than `min_examples` are left out. If it is 0, all are kept;
+  if None, those without examples are refused.
 
   Returns:
     The ids of the clients, nested arrays of all their examples, the offsets of
@@ -194,8 +191,7 @@ class Population:
       capacities: Sizes to pad to; a few suitable ones if None.
       num_filtered: Number of clients left out before.
       vocabularies: Column to the vocabulary that encoded it.
-      num_rows: Numbers of rows of tables sized per client, if clients need more
-        than their examples name.
+      num_rows: Numbers of rows that clients need, if more.
       dropped: Rows that were dropped before.
     """
     self.example_spec = example_spec

@@ -161,14 +161,10 @@ class Vocabulary:
 def save(
   vocabularies: Mapping[str, Vocabulary], folder: str | os.PathLike[str]
 ) -> pathlib.Path:
-  """Write the vocabularies of several columns to one file.
-
-  Args:
-    vocabularies: Column to vocabulary, such as `clients.vocabularies`.
-    folder: Folder of `vocabularies.json`, which is written or replaced.
+  """Write the vocabularies of columns to `vocabularies.json` in a folder.
 
   Returns:
-    The file.
+    The file, which is replaced if it exists.
 
   Raises:
     VocabularyError: If JSON cannot hold a value; names the column.
@@ -217,9 +213,6 @@ def keep(
 
 def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
   """Return the vocabularies of several columns, as `save` writes them.
-
-  Args:
-    vocabularies: Column to vocabulary.
 
   Raises:
     VocabularyError: If JSON cannot hold a value; names the column.

@@ -62,17 +62,8 @@ def of_mean(
   """Compute the norms for the mean of a round's updates.
 
   Adaptive clips count with their initial value; the ratio is the same for any.
-  For trees the noise is that of one node; most rounds have more.
-
-  Args:
-    clipping: Clipping of an update: joint, or by part.
-    noise_multiplier: Standard deviation of the noise in clips, all parts
-      together.
-    clients_per_round: Expected number of clients in a round.
-    num_weights: Number of elements of an update, in all; by part, if the
-      clipping is.
-    shares: Each part's share of the privacy cost; equal ones by default.
-    is_local: True if each client adds noise, false if the server does once.
+  For trees the noise is that of one node; most rounds have more. `num_weights`
+  is the number of elements of an update, by part if the clipping is.
 
   Raises:
     PrivacyError: If the parts do not match those of the clipping.

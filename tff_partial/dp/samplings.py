@@ -315,12 +315,8 @@ def event(
 ) -> dp_accounting.DpEvent:
   """Return the dp-accounting event of a whole run.
 
-  Args:
-    noise_multiplier: Noise multiplier of each round, all parts together.
-    sampling: The sampling of clients for a round.
-    rounds: Number of rounds.
-    once: Noise multipliers of one-time releases about all clients, such as a
-      mean that was computed before training.
+  `once` are noise multipliers of one-time releases about all clients, such as a
+  mean that was computed before training.
   """
   for noise in (noise_multiplier, *once):
     check(noise > 0.0, 'A noise multiplier must be positive', noise)

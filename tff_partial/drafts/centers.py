@@ -230,18 +230,14 @@ def first_centers(
 def toward_centers(
   rows: tf.Tensor, centers: Any, own_share: tf.Tensor, *, by_nearness: bool
 ) -> tf.Tensor:
-  """Move rows towards a mean of all centers (Eq. 2).
+  """Move rows towards a mean of all centers (Eq. 2), if there are any.
 
   Args:
     rows: `[rows, width]`.
     centers: The server's centers of one table.
-    own_share: The share of each row that does not move, from 0 to 1: a scalar,
-      or `[width]`.
+    own_share: The share of each row that does not move: a scalar, or `[width]`.
     by_nearness: True to weight centers by the inverse of their distance. The
       equation as printed weights them by distance, so that far ones count more.
-
-  Returns:
-    The rows, unchanged if there are no centers yet.
   """
   is_real = tf.cast(centers[_IS_REAL], tf.float32)
   points = centers[_ROWS]
@@ -293,13 +289,10 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
   """
 
   def __init__(self, capacity: int):
-    """Set the capacity.
-
-    Args:
-      capacity: Maximum number of rows of all clients together.
+    """Set the maximum number of rows of all clients together.
 
     Raises:
-      SettingError: If the capacity is below 1.
+      SettingError: If it is below 1.
     """
     if capacity < 1:
       raise SettingError(

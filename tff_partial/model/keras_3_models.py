@@ -131,15 +131,9 @@ class Keras3Functions:
   ) -> tuple[Any, list[tf.Tensor]]:
     """Call the model on tensors; return predictions and layers' losses.
 
-    Args:
-      tensors: Variable name to value.
-      inputs: A batch of inputs.
-      training: True if layers such as dropout behave as in training.
-      seed: int32 `[2]`, for the draws of such layers.
-
     Raises:
-      ModelError: If a layer changes its variables, or draws numbers that
-        cannot follow from a seed.
+      ModelError: If a layer changes its variables, or draws numbers that cannot
+        follow from a seed.
     """
     given = [
       (variable, tf.convert_to_tensor(self._value(variable, tensors)))

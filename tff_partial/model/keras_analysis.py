@@ -140,9 +140,6 @@ def owners(
 def declared_inputs(model: Any) -> Any:
   """Return the input specs of one example that a model declares.
 
-  Args:
-    model: Of Keras 2 or 3.
-
   Raises:
     ModelError: If it declares none.
   """

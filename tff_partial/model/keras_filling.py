@@ -34,13 +34,7 @@ def values_of_all(
   frozen: Mapping[str, Any],
   local: Sequence[str],
 ) -> dict[str, Any]:
-  """Return a value for each variable of a model.
-
-  Args:
-    weights: `ModelWeights` or mappings; later ones override.
-    names: Names of all variables.
-    frozen: Values of those that are never trained, unless given.
-    local: Names of those that clients have.
+  """Return a value for each variable of a model; later weights override.
 
   Raises:
     ModelError: If a variable has no value, or no variable has a value's name.

@@ -73,14 +73,7 @@ class PureMetrics:
     predictions: Any,
     weight: tf.TensorSpec,
   ):
-    """Build the metrics once.
-
-    Args:
-      metrics: A callable that makes new metrics each time; or the metrics, as
-        Keras names, as functions or as metrics to copy.
-      labels: Specs of one example's label.
-      predictions: Specs of one example's prediction.
-      weight: Spec of one example's weight.
+    """Build the metrics once, for specs of one example.
 
     Raises:
       ModelError: If names repeat, or if a state cannot be summed.
@@ -283,17 +276,8 @@ def _or_nan(metric: tf.keras.metrics.Metric, value: Any) -> Any:
 
   Keras divides by zero to 0: if all of a client's examples are of one class,
   its area under the ROC curve is 0, the worst value, and counts as such in a
-  mean over clients.
-
-  If Keras averages over labels or classes, undefined ones are left out.
-
-  Args:
-    metric: The metric, with its state. Metrics of other classes than Keras's
-      must return NaN themselves.
-    value: What `metric.result()` returns.
-
-  Returns:
-    The value, float; NaN where the metric is undefined.
+  mean over clients. If Keras averages over labels or classes, undefined ones
+  are left out. Metrics of other classes must return NaN themselves.
   """
   metrics = tf.keras.metrics
   if isinstance(metric, metrics.AUC):

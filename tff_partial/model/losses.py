@@ -162,15 +162,9 @@ class ClassWeights:
   ):
     """Check weights against the model's predictions.
 
-    Args:
-      given: Class to weight, for all classes from 0 on.
-      labels: Spec of one example's label.
-      outputs: Spec of one example's prediction: a number for each class, or one
-        number for two classes.
-
     Raises:
-      ModelError: If the model has other classes, if labels do not name
-        classes, or if a weight is negative or not finite.
+      ModelError: If the model has other classes, labels do not name classes, or
+        a weight is negative or not finite.
     """
     if not isinstance(given, Mapping):
       raise ModelError(
@@ -221,15 +215,7 @@ class ClassWeights:
     }
 
   def of(self, labels: tf.Tensor, rank: int) -> tf.Tensor:
-    """Look up the weights of examples by their labels.
-
-    Args:
-      labels: `[batch, ...]`.
-      rank: Rank of the losses to multiply.
-
-    Returns:
-      float32 tensor of this rank.
-    """
+    """Look up the weights of examples, float32 of a rank, by their labels."""
     if self.are_one_hot:
       classes = tf.argmax(labels, axis=-1)
     else:

@@ -142,15 +142,9 @@ def with_client_sizes(
 ) -> keras_analysis.KerasSpec:
   """Let each client choose the number of rows of some local tables.
 
-  Args:
-    spec: The model.
-    tier_of: Variable name to tier.
-    client_sized: The tables.
-
   Raises:
-    ModelError: If one is not local or not a table, or has first values for
-      specific rows.
-    ModelError: If a table's first values are not made row by row.
+    ModelError: If one is not local or not a table, or its first values are
+      given for specific rows or not made row by row.
   """
   names = {
     v.name

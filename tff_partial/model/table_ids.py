@@ -32,12 +32,7 @@ def find(
   inputs: Mapping[str, tf.Tensor],
   local: Collection[str] = (),
 ) -> id_ranges.Ids:
-  """Find the fields that hold ids of tables.
-
-  Args:
-    tables: Variable name to its tensor in a graph.
-    inputs: Path of a field to its placeholder in the graph, `[batch, ...]`.
-    local: Names of the tables of which each client has its own.
+  """Find the fields that hold ids of tables, given their tensors in a graph.
 
   Returns:
     Path of a field to the ranges in which its ids must lie. A table sized per

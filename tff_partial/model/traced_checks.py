@@ -42,11 +42,6 @@ def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
   They are traced with a batch size that no other axis has: labels that would
   broadcast over the batch then fail, or the result has two axes of that size.
 
-  Args:
-    model: The `PartialModel`.
-    of: Another loss instead of the model's own; None for that.
-    mask: Spec of the mask over an example's steps, if a layer sets one.
-
   Raises:
     ModelError: If labels and predictions do not match.
   """
@@ -103,9 +98,6 @@ class Traced(NamedTuple):
 
 def trace(model: Any) -> Traced:
   """Trace a model's predictions, loss and metrics.
-
-  Args:
-    model: The `PartialModel`.
 
   Raises:
     ModelError: If one cannot be computed, or is no pure function.
