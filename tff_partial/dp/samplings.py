@@ -231,15 +231,12 @@ class OncePerTree(Sampling):
 
 
 # Names of the samplings.
-NAMES = tuple(
-  kind.name
-  for kind in (
-    PoissonSampling,
-    FixedSizeSampling,
-    EveryRound,
-    EveryUpdate,
-    OncePerTree,
-  )
+NAMES = (
+  PoissonSampling.name,
+  FixedSizeSampling.name,
+  EveryRound.name,
+  EveryUpdate.name,
+  OncePerTree.name,
 )
 
 
