@@ -24,7 +24,6 @@ from tff_partial import tiers
 from tff_partial.client.client_work import ModelWeights
 from tff_partial.exporting import exports
 from tff_partial.exporting import running
-from tff_partial.exporting import serving
 from tff_partial.exporting.errors import ExportError
 from tff_partial.model import models
 
@@ -352,15 +351,6 @@ def test_a_model_without_local_weights_predicts_and_no_more(tmp_path):
   device = running.load(exported.paths['tflite'])
   found = device['predict'](x=np.float32([[3.0]]))
   np.testing.assert_array_equal(found['predictions'], [[6.0]])
-
-
-def test_names_are_letters_and_differ():
-  assert serving.names_of(['x.item', 'x[0]', 'x/0', 'x']) == [
-    'x_item',
-    'x_0',
-    'x_0_',
-    'x',
-  ]
 
 
 # ---- refusals ----------------------------------------------------------------

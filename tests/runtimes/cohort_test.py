@@ -128,24 +128,6 @@ def _distinct(clients):
   return tff.federated_map(unique, clients)
 
 
-@tff.federated_computation(
-  _at_clients(tff.TensorType(np.int32, [3])),
-  _at_server(tff.TensorType(np.float32, [10, 2])),
-)
-def _selected(keys, table):
-  """Each client chooses rows of the server's table."""
-  row = tff.tensorflow.computation(lambda table, key: tf.gather(table, key))
-  rows = tff.federated_select(
-    keys, tff.federated_value(10, tff.SERVER), table, row
-  )
-
-  @tff.tensorflow.computation
-  def mixed(rows):
-    return rows.reduce(tf.zeros([2]), lambda old, row: 2.0 * old + row)
-
-  return tff.federated_map(mixed, rows)
-
-
 @tff.federated_computation(_at_clients(np.float32))
 def _variables(values):
   """Variables at clients, which start anew at each."""
@@ -312,12 +294,6 @@ _LAWFUL: dict[str, Callable[[], Callable[[int], Any]]] = {
   'distinct': lambda: (
     lambda size: _distinct(
       [np.arange(8, dtype=np.int32) // (1 + i % 3) for i in range(size)]
-    )
-  ),
-  'selected': lambda: (
-    lambda size: _selected(
-      [np.array([i % 9, 1 + i % 9, 0], np.int32) for i in range(size)],
-      np.arange(20, dtype=np.float32).reshape([10, 2]) / 7.0,
     )
   ),
   'variables': lambda: lambda size: _variables(_floats(size)),

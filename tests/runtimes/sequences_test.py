@@ -394,21 +394,6 @@ def _fed_avg() -> tuple[Any, Any]:
   return process, _DATA
 
 
-def _fed_avg_of_functional_model() -> tuple[Any, Any]:
-  model = tff.learning.models.functional_model_from_keras(
-    _network,
-    tf.keras.losses.MeanSquaredError(),
-    _SPEC,
-    metrics_constructor=lambda: collections.OrderedDict(
-      error=tf.keras.metrics.MeanAbsoluteError()
-    ),
-  )
-  process = algorithms.build_weighted_fed_avg(
-    model, tff.learning.optimizers.build_adam(0.1)
-  )
-  return process, _DATA
-
-
 def _fed_eval() -> tuple[Any, Any]:
   return algorithms.build_fed_eval(_model), _DATA
 
@@ -423,9 +408,7 @@ def _k_means() -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'build', [_fed_avg, _fed_avg_of_functional_model, _fed_eval, _k_means]
-)
+@pytest.mark.parametrize('build', [_fed_avg, _fed_eval, _k_means])
 def test_algorithms_of_tff_end_where_they_end_natively(
   build, compiled, natively
 ):

@@ -40,10 +40,10 @@ import weakref
 import tensorflow_federated as tff
 
 from tff_partial.runtimes.native_runtime.worker import ATTEMPTS
-from tff_partial.runtimes.native_runtime.worker import is_one_per_client
 from tff_partial.runtimes.native_runtime.worker import NativeRuntimeError
 from tff_partial.runtimes.native_runtime.worker import noted_failures
 from tff_partial.runtimes.native_runtime.worker import Worker
+from tff_partial.runtimes.values import typed_values
 
 
 def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
@@ -52,7 +52,7 @@ def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
     is_other_sequence = isinstance(value, Sequence) and not isinstance(
       value, (list, tuple, str, bytes)
     )
-    if is_other_sequence and is_one_per_client(type_spec):
+    if is_other_sequence and typed_values.is_at_clients(type_spec):
       return list(value)
     return value
   if not isinstance(type_spec, tff.StructType):

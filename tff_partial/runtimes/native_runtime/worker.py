@@ -18,6 +18,8 @@ import grpc
 import portpicker
 import tensorflow_federated as tff
 
+from tff_partial.runtimes.values import typed_values
+
 # Run by a bare interpreter that then becomes the worker: running code between
 # fork and exec of this process is unsafe, since TensorFlow and gRPC have
 # threads in it. Nothing starts if the parent has already died, or if the kernel
@@ -67,15 +69,6 @@ noted_failures: contextvars.ContextVar[list] = contextvars.ContextVar(
 
 class NativeRuntimeError(RuntimeError):
   """The native runtime cannot run a computation."""
-
-
-def is_one_per_client(type_spec: tff.Type) -> bool:
-  """Check whether a type has a separate value for each client."""
-  return (
-    isinstance(type_spec, tff.FederatedType)
-    and type_spec.placement is tff.CLIENTS
-    and not type_spec.all_equal
-  )
 
 
 def _check_binary() -> None:
@@ -151,7 +144,7 @@ class _Executor(tff.framework.RemoteExecutor):
     """Call `comp` in the worker; its result stays there until computed."""
     result = await super().create_call(comp, arg)
     if self._no_clients and tff.types.contains(
-      result.type_signature, is_one_per_client
+      result.type_signature, typed_values.is_at_clients
     ):
       # TFF cannot read an empty list of clients' values from its worker, so
       # these are made here and everything else is fetched.
@@ -160,7 +153,7 @@ class _Executor(tff.framework.RemoteExecutor):
 
   async def _fetch(self, value: Any) -> object:
     type_spec = value.type_signature
-    if is_one_per_client(type_spec):
+    if typed_values.is_at_clients(type_spec):
       return []
     if not isinstance(type_spec, tff.StructType):
       return await value.compute()

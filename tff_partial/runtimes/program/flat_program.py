@@ -101,16 +101,7 @@ class Argument:
   @property
   def is_at_clients(self) -> bool:
     """True if each client has its own value."""
-    return is_at_clients(self.type_spec)
-
-
-def is_at_clients(type_spec: tff.Type) -> bool:
-  """Check whether values of the type may differ from client to client."""
-  return (
-    isinstance(type_spec, tff.FederatedType)
-    and type_spec.placement is tff.CLIENTS
-    and not type_spec.all_equal
-  )
+    return typed_values.is_at_clients(self.type_spec)
 
 
 class Program:
@@ -178,10 +169,10 @@ class Program:
     kind = Kind.SERVER
     if _uri(block) in intrinsics.AGGREGATES:
       kind = Kind.AGGREGATE
-    elif is_at_clients(block.type_signature):
+    elif typed_values.is_at_clients(block.type_signature):
       kind = Kind.CLIENT
     reads = frozenset(self.keys_read(block))
-    step = self.steps[(name,)] = Step(
+    self.steps[(name,)] = Step(
       (name,),
       block,
       kind,
@@ -189,11 +180,6 @@ class Program:
       max([self.stage_of(key) for key in reads], default=0),
       self._evaluator.leaves_in(block),
     )
-    if _uri(block) in intrinsics.SELECTS and step.is_random:
-      raise errors.UnsupportedComputationError(
-        'a selection that draws at random',
-        'its values would be drawn again whenever they are read',
-      )
 
   def _fingerprint(self) -> str:
     digest = hashlib.sha256(self._type.compact_representation().encode())

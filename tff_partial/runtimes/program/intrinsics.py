@@ -176,11 +176,8 @@ _PASSES = {
   'federated_zip_at_clients',
   'federated_zip_at_server',
 }
-# These make a sequence for each client.
-SELECTS = {'federated_select', 'federated_secure_select'}
-
 # Every intrinsic with a rule.
-KNOWN = {*AGGREGATES, *_MAPS, *_EVALS, *_PASSES, *SELECTS}
+KNOWN = {*AGGREGATES, *_MAPS, *_EVALS, *_PASSES}
 
 
 def run(intrinsic: tff.framework.Intrinsic, argument: Any) -> Any:
@@ -190,24 +187,6 @@ def run(intrinsic: tff.framework.Intrinsic, argument: Any) -> Any:
     return function(value)
   if intrinsic.uri in _EVALS:
     return argument()
-  if intrinsic.uri in SELECTS:
-    return _select(intrinsic, *argument)
   if intrinsic.uri in _PASSES:
     return argument
   raise ValueError(f'No rule for the intrinsic {intrinsic.uri}.')
-
-
-def _select(
-  intrinsic: tff.framework.Intrinsic,
-  keys: tf.Tensor,
-  max_key: tf.Tensor,
-  server_value: Nested,
-  select: Callable[[Nested], Nested],
-) -> tf.Tensor:
-  """Build a client's selection: a sequence with one element per key."""
-  del max_key  # Bounds what a secure protocol prepares; nothing to prepare.
-  element = intrinsic.type_signature.result.member.element
-  chosen = tf.data.Dataset.from_tensor_slices(keys).map(
-    lambda key: typed_values.to_element(select([server_value, key]), element)
-  )
-  return tf.data.experimental.to_variant(chosen)

@@ -36,6 +36,15 @@ def like(pattern: Nested, flat: Iterator[Any]) -> Nested:
   return next(flat)
 
 
+def is_at_clients(type_spec: tff.Type) -> bool:
+  """Check whether values of the type may differ from client to client."""
+  return (
+    isinstance(type_spec, tff.FederatedType)
+    and type_spec.placement is tff.CLIENTS
+    and not type_spec.all_equal
+  )
+
+
 def fields(type_spec: tff.StructType) -> list[tuple[str | None, tff.Type]]:
   """Return the names (None if unnamed) and types of a structure's elements."""
   return list(tff.structure.iter_elements(type_spec))
@@ -126,7 +135,7 @@ def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
   """
   if isinstance(type_spec, tff.FederatedType):
     convert = converter(type_spec.member)
-    if type_spec.placement is tff.CLIENTS and not type_spec.all_equal:
+    if is_at_clients(type_spec):
       return lambda flat: _columns(next(flat), convert)
     return convert
   if not isinstance(type_spec, tff.StructType):
