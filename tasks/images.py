@@ -65,12 +65,8 @@ def pack(
 ) -> populations.Population:
   """Pack clients from their images.
 
-  Args:
-    pixels: `[images, height, width]`.
-    holdings: The images of each client; if there are two, the second are
-      marked `is_query` for the split that evaluates on them.
-    label: Maps a client and the indices of images to labels.
-    example_spec: The spec of one example.
+  Of two holdings of a client, the second are marked `is_query` for the split
+  that evaluates on them.
   """
   clients, query = (
     {
@@ -88,12 +84,7 @@ def pack(
 
 
 def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:
-  """Return a model's input, and the same scaled to [0, 1] with a channel.
-
-  Args:
-    shape: Height and width of an image.
-    ink: The value of full ink.
-  """
+  """Return a model's input, and the same scaled to [0, 1] with a channel."""
   layers = tf.keras.layers
   images = tf.keras.Input(shape, dtype=tf.uint8, name='image')
   values = layers.Rescaling(1.0 / ink, name='scaled')(images)
@@ -105,14 +96,7 @@ def build_partial(
 ) -> models.PartialModel:
   """Build a partial model in one of the user forms.
 
-  Args:
-    build: Makes the Keras model.
-    user: OWN, which makes `local` local, or NOBODY.
-    local: A regular expression over names of layers and variables.
-    **options: Further arguments of `from_keras`.
-
-  Raises:
-    OptionError: If it is another form.
+  For OWN, what matches `local` is local.
   """
   if user not in (OWN, NOBODY):
     raise OptionError(

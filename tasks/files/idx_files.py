@@ -28,16 +28,8 @@ def read(
 ) -> np.ndarray:
   """Read `folder/name`, or `folder/name.gz` if there is no such file.
 
-  Args:
-    folder: Holds the file.
-    name: Its name, without `.gz`.
-    shape: What its shape must be; None stands for any length.
-    dtype: Type of the items in the file, uint8 or int32.
-    remedy: Sentences that say where to find a whole file.
-
-  Raises:
-    DataError: If the file is missing, cannot be read, is damaged, or holds
-      something else; names it.
+  In the shape, None stands for any length. The remedy says where to find a
+  whole file.
   """
   path, packed = folder / name, folder / f'{name}.gz'
   is_packed = packed.exists() and not path.exists()

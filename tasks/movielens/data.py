@@ -70,21 +70,7 @@ class Ratings:
 
 
 def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
-  """Read a MovieLens data set from its original files.
-
-  Args:
-    folder: Holds the files, or the data set's folder (`ml-1m`), or the folder
-      `movielens` that holds it.
-    name: The data set, a key of `movielens_files.DATA_SETS`; '' takes the first
-      one found, MovieLens 1M before 100K before the others.
-
-  Returns:
-    The ratings, with items renumbered by ascending original id.
-
-  Raises:
-    DataError: If nothing is found, or a file is damaged in any way; names the
-      file and the line.
-  """
+  """Read a MovieLens data set from its original files."""
   place, layout = movielens_files.locate(folder, name)
   table = layout.ratings.read(place)
   titles = movielens_files.read_titles(place, layout)
@@ -106,19 +92,7 @@ def download(
   """Fetch a data set from its official address, unless it is there already.
 
   The archive is checked against the publisher's MD5 checksum, and the data
-  set's folder appears whole or not at all.
-
-  Args:
-    folder: Receives the data set's folder; is created if missing.
-    name: A key of `movielens_files.DATA_SETS`.
-    address: Web address of the folder of archives, with a slash at the end.
-
-  Returns:
-    The folder that holds the files.
-
-  Raises:
-    DataError: If the name is unknown, the address cannot be reached, the
-      archive is not as expected, or it cannot be stored.
+  set's folder, which is returned, appears whole or not at all.
   """
   if name not in movielens_files.DATA_SETS or not os.fspath(folder):
     raise DataError(

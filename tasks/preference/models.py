@@ -104,16 +104,7 @@ def build_preference(
   of the image, and is appended to the features. For other methods, combine
   `build_personal_embedding`, `append_to_image` and `build_encoder`.
 
-  Args:
-    shape: Height and width of an image.
-    ink: The value of full ink.
-    embedding_size: Length of the personal embedding, 0 for none; at most the
-      image's height and width.
-    activation: As for `build_encoder`.
-    encoder: Builds the encoder, from the arguments of `build_encoder`.
-
-  Raises:
-    OptionError: If the embedding does not fit onto the image's diagonal.
+  The encoder is built from the arguments of `build_encoder`.
   """
   images, values = scaled_input(shape, ink)
   personal = None
@@ -143,21 +134,7 @@ def build_fed_embed(
   All heads read the features and the embedding. The head of the client's
   sub-population is named `head`; the server has one for each.
 
-  Args:
-    shape: Height and width of an image.
-    ink: The value of full ink.
-    embedding_size: Length of the personal embedding.
-    num_groups: Number of types, and of sub-populations.
-    activation: As for `build_encoder`.
-    encoder: Builds the encoder, from the arguments of `build_encoder`.
-    spread: As for `build_personal_embedding`.
-
-  Returns:
-    A model from images to a mapping of LIKED, LIKED_GLOBALLY and TYPE to
-    logits.
-
-  Raises:
-    OptionError: If the embedding does not fit onto the image's diagonal.
+  Outputs are a mapping of LIKED, LIKED_GLOBALLY and TYPE to logits.
   """
   images, values = scaled_input(shape, ink)
   personal = build_personal_embedding(embedding_size, spread)(images)
@@ -191,18 +168,9 @@ def build_clustered(
 ) -> tf.keras.Model:
   """Build PFedKM's model: the encoder, a cluster head and a global head.
 
-  Args:
-    shape: Height and width of an image.
-    ink: The value of full ink.
-    num_groups: Number of clusters.
-    activation: As for `build_encoder`.
-    encoder: Builds the encoder, from the arguments of `build_encoder`.
-    by_head: True for our PFedKM, which clusters the gradients of a linear head
-      and not those of the encoder and the global head.
-
-  Returns:
-    A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits. Its
-    centers are as long as what they cluster.
+  Outputs are a mapping of LIKED and LIKED_GLOBALLY to logits; centers are as
+  long as what they cluster. With `by_head`, our PFedKM clusters the gradients
+  of a linear head and not those of the encoder and the global head.
   """
   layers = tf.keras.layers
   images, values = scaled_input(shape, ink)
@@ -288,16 +256,7 @@ def build_partial(
   type_head: bool = True,
   **options: Any,
 ) -> models.PartialModel:
-  """Make a `PartialModel` of FedEmbed's or PFedKM's Keras model.
-
-  Args:
-    build: Builds the Keras model with all heads, or with clusters.
-    user: HEADS, where the server has a head for each sub-population; OWN_HEAD,
-      where each user has one; CLUSTERS or HEAD_CLUSTERS.
-    num_groups: Number of sub-populations.
-    type_head: True if FedEmbed's model learns from its type head.
-    **options: Further arguments of `from_keras`.
-  """
+  """Make a `PartialModel` of FedEmbed's or PFedKM's Keras model."""
   heads: dict[str, Any] = {'local': [PERSONAL, HEAD]}
   if user != OWN_HEAD:
     heads = {'group': HEAD, 'num_groups': num_groups}

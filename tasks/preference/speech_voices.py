@@ -154,14 +154,8 @@ def mix(
 ) -> list[np.ndarray]:
   """Mix spectrograms of the same words, one by one.
 
-  Args:
-    first: Each `[frames, bands]`, in decibels.
-    second: The same number of spectrograms.
-    share: Share of the second ones, between 0 and 1.
-
-  Returns:
-    Each `[frames, bands]`; n and m frames become `(1 - share) * n + share * m`
-    frames, rounded down at the end.
+  Of n and m frames there will be `(1 - share) * n + share * m`, rounded down at
+  the end.
   """
   return [
     _mix_along(path, one, other, share)
@@ -196,14 +190,6 @@ def align(
 
   The path from both starts to both ends with the least sum of Euclidean
   distances between frames, each band without its mean over the word.
-
-  Args:
-    first: Each `[frames, bands]`.
-    second: The same number of spectrograms.
-
-  Returns:
-    For each pair, int `[steps, 2]`: frame numbers of both. In each step one or
-    both of them increase by one.
   """
   rows, columns = ([len(one) for one in ones] for ones in (first, second))
   # Least sum up to each pair of frames, with an infinite border.

@@ -43,11 +43,8 @@ def build_metrics(
 ) -> list[tf.keras.metrics.Metric]:
   """Build the metrics `rmse`, `mae` and, of ratings in steps, `accuracy`.
 
-  Args:
-    scale: Limits to clip predictions to, or None.
-    step: Distance between neighbouring ratings: accuracy is the share of
-      predictions within half of it, which round to the rating. None for ratings
-      that are not in a few steps.
+  Accuracy is the share of predictions within half a step, the distance of
+  neighbouring ratings; the step is None where there are not a few.
   """
   metrics = [
     movielens_models.RatingError(scale),
