@@ -94,9 +94,9 @@ def read(path: str) -> dict[str, float]:
   from tasks import task as tasks
   from tasks.next_word import task as next_word
 
-  options = next_word.Options(corpus=path)
+  options = next_word.NextWordOptions(corpus=path)
   # Memory that libraries take at first use is not the corpus's.
-  next_word.Options().load(tasks.Data(data='synthetic'), seed=0)
+  next_word.NextWordOptions().load(tasks.Data(data='synthetic'), seed=0)
   before = _OwnMemory().end()
   task, loading, most_loading = _watched(
     lambda: options.load(tasks.Data(), seed=0)

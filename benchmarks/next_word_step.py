@@ -31,7 +31,7 @@ def build_network(options: Any) -> Any:
   return models.build_next_word_model(
     Tokens(options.vocabulary, options.buckets),
     options.tokens,
-    models.Sizes(architecture=options.architecture),
+    models.NextWordSizes(architecture=options.architecture),
   )
 
 

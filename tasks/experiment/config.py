@@ -39,7 +39,7 @@ TASK = 'task'
 _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
   emnist.EmnistOptions,
   movielens.MovieLensOptions,
-  next_word.Options,
+  next_word.NextWordOptions,
   mnist.MnistOptions,
   speech.SpeechOptions,
   ratings.RatingsOptions,

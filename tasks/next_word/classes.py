@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tasks.next_word.tokens import Tokens
 
 ALL, VOCABULARY = 'all', 'vocabulary'
@@ -43,23 +42,6 @@ class Classes(NamedTuple):
 
   tokens: Tokens
   output: str = ALL
-
-  def check(self) -> None:
-    """Raise an error for sizes that no model can have.
-
-    Raises:
-      OptionError: If there is no word, no bucket or no such output.
-    """
-    for name, size in self.tokens._asdict().items():
-      if size < 1:
-        raise OptionError(
-          f'{name}: a model of the next word needs at least 1 of them, found '
-          f'{size}.'
-        )
-    if self.output not in OUTPUTS:
-      raise OptionError(
-        f'output: {self.output!r} is none of {", ".join(OUTPUTS)}.'
-      )
 
   @property
   def number(self) -> int:

@@ -22,7 +22,7 @@ IS_QUERY, TIME = 'is_query', 'time'
 _MOST_PACKED = 2_000_000
 
 
-class Clients:
+class Authors:
   """All users of a corpus, by part.
 
   A user's examples are its sentences in order of time: `x` are token ids, `y`
@@ -37,10 +37,10 @@ class Clients:
   ):
     self._sentences, self._words, self._parts = sentences, words, parts
 
-  def pack(
+  def clients(
     self, part: str, example_spec: examples.ExampleSpec
-  ) -> populations.Population:
-    """Pack the users of a part into memory.
+  ) -> populations.Population | client_readers.Reader:
+    """Pack the users of a part, or read them on demand if it is large.
 
     Args:
       part: One of the parts.
@@ -51,47 +51,27 @@ class Clients:
     Raises:
       OptionError: If there is no such part.
     """
-    clients = {
-      self._name(user): self._fields(held, place, example_spec)
-      for held in [self._part(part)]
+    if part not in self._parts:
+      raise OptionError(f'part: {part!r} is none of {", ".join(self._parts)}.')
+    held = self._parts[part]
+    places = {
+      self._sentences.authors[user]: place
       for place, user in enumerate(held.users)
     }
-    return tff_partial.pack(clients, example_spec)
-
-  def reader(
-    self, part: str, example_spec: examples.ExampleSpec
-  ) -> client_readers.Reader:
-    """Return a reader of a part's users on demand, for large corpora.
-
-    Args:
-      part: One of the parts.
-      example_spec: As for `pack`.
-
-    Raises:
-      OptionError: If there is no such part.
-    """
-    held = self._part(part)
-    names = [self._name(user) for user in held.users]
-    places = {name: place for place, name in enumerate(names)}
+    number = sum(int(np.diff(rows).sum()) for rows in (held.older, held.newer))
+    if number <= _MOST_PACKED:
+      return tff_partial.pack(
+        {
+          name: self._fields(held, place, example_spec)
+          for name, place in places.items()
+        },
+        example_spec,
+      )
     return client_readers.Reader(
-      names,
+      list(places),
       lambda name: self._fields(held, places[name], example_spec),
       example_spec,
     )
-
-  def fits(self, part: str) -> bool:
-    """Return True if a part is small enough to pack."""
-    held = self._part(part)
-    number = sum(int(np.diff(rows).sum()) for rows in (held.older, held.newer))
-    return number <= _MOST_PACKED
-
-  def _part(self, part: str) -> Part:
-    if part not in self._parts:
-      raise OptionError(f'part: {part!r} is none of {", ".join(self._parts)}.')
-    return self._parts[part]
-
-  def _name(self, user: int) -> str:
-    return self._sentences.authors[user]
 
   def _fields(
     self, part: Part, place: int, example_spec: examples.ExampleSpec

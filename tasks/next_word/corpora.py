@@ -69,9 +69,9 @@ def load(
     )
   if corpus in _FEDERATED:
     data_set, rule = _FEDERATED[corpus]
-    if download:
-      federated_files.download(data_set, data_dir or '')
-    messages = federated_files.read(data_set, data_dir or '', limits)
+    messages = federated_files.read(
+      data_set, data_dir or '', limits, download=download
+    )
     return gather(corpus, messages, rule, limits)
   if corpus in _JSON_LINES:
     files = json_lines.find(

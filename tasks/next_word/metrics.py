@@ -92,51 +92,44 @@ class _OverTokens(tf.keras.metrics.Metric):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class Accuracy(_OverTokens):
-  """Share of target words whose class is the most likely one."""
-
-  def __init__(self, classes: Classes, name: str = 'accuracy', **kwargs: Any):
-    super().__init__(classes, name, **kwargs)
-
-  def measure(
-    self, labels: tf.Tensor, logits: tf.Tensor
-  ) -> tuple[tf.Tensor, tf.Tensor]:
-    targets = self.classes.word_targets(labels)
-    is_right = tf.equal(rank(logits, targets.ids), 0)
-    return tf.cast(is_right, tf.float32), targets.counted
-
-
-@tf.keras.saving.register_keras_serializable(package='tff_partial')
-class AccuracyInVocabulary(_OverTokens):
-  """Share of target words among the most likely words of the vocabulary."""
+  """Share of target words whose class is among the most likely ones."""
 
   def __init__(
     self,
     classes: Classes,
+    name: str = 'accuracy',
+    *,
+    in_vocabulary: bool = False,
     top: int = 1,
-    name: str = 'accuracy_in_vocabulary',
     **kwargs: Any,
   ):
     """Make the metric.
 
     Args:
       classes: The classes of the model.
-      top: Number of most likely words to accept.
       name: Its name.
+      in_vocabulary: True if only words of the vocabulary are possible answers.
+      top: Number of most likely answers to accept.
       **kwargs: Arguments of every metric.
     """
     super().__init__(classes, name, **kwargs)
+    self.in_vocabulary = in_vocabulary
     self.top = top
 
   def measure(
     self, labels: tf.Tensor, logits: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
     targets, words = self.classes.word_targets(labels), self.classes.words
-    ids = tf.where(targets.counted, targets.ids - words.start, 0)
-    is_right = rank(logits[..., words], ids) < self.top
+    ids = targets.ids
+    if self.in_vocabulary:
+      logits = logits[..., words]
+      ids = tf.where(targets.counted, ids - words.start, 0)
+    is_right = rank(logits, ids) < self.top
     return tf.cast(is_right, tf.float32), targets.counted
 
   def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'top': self.top}
+    own = {'in_vocabulary': self.in_vocabulary, 'top': self.top}
+    return {**super().get_config(), **own}
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -202,8 +195,8 @@ def build_metrics(classes: Classes) -> list[tf.keras.metrics.Metric]:
   """
   return [
     Accuracy(classes),
-    AccuracyInVocabulary(classes),
-    AccuracyInVocabulary(classes, top=3, name='accuracy_top_3'),
+    Accuracy(classes, 'accuracy_in_vocabulary', in_vocabulary=True),
+    Accuracy(classes, 'accuracy_top_3', in_vocabulary=True, top=3),
     Perplexity(classes),
     NumTokens(classes.tokens.pad),
   ]

@@ -9,10 +9,10 @@ of words outside the vocabulary have theirs in another, the layer
 the input vectors of buckets are local. With tied outputs, local vectors are
 used for both.
 
-Deviations from the paper: the default sizes are small, for two cores (`PAPER`
-has the paper's). The recurrence does not skip padding, which follows all tokens
-that count. Three options are ours: the transformer, the output `VOCABULARY`,
-and tied outputs.
+Deviations from the paper: the default sizes are small, for two cores; the
+paper's are 96, 670 and 96 (appendix C.2). The recurrence does not skip padding,
+which follows all tokens that count. Three options are ours: the transformer,
+the output `VOCABULARY`, and tied outputs.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ BUCKET_LAYER = 'bucket_embedding'
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes(Options):
+class NextWordSizes(Options):
   """Architecture and sizes of the model."""
 
   title: ClassVar[str] = 'Task next_word'
@@ -100,14 +100,10 @@ class Sizes(Options):
       )
 
 
-# Section 5.1.2 and appendix C.2.
-PAPER = Sizes(embedding=96, lstm_units=670, projection=96)
-
-
 def build_next_word_model(
   tokens: Tokens,
   length: int,
-  sizes: Sizes = Sizes(),
+  sizes: NextWordSizes = NextWordSizes(),
   *,
   features: bool = False,
 ) -> tf.keras.Model:
@@ -124,17 +120,8 @@ def build_next_word_model(
     A functional model, to float32 `[batch, length, classes]` with the classes
     of `Classes(tokens, sizes.output)`; or to a mapping of these LOGITS and of
     FEATURES, float32 `[batch, length, size]`.
-
-  Raises:
-    OptionError: If there are no words, buckets or tokens of a sentence.
   """
   classes = Classes(tokens, sizes.output)
-  classes.check()
-  if length < 1:
-    raise OptionError(
-      f'length: sentences of {length} tokens cannot be read. Give a whole '
-      'number of at least 1.'
-    )
   layers = tf.keras.layers
   sentence = layers.Input([length], dtype=tf.int32, name='sentence')
   rows, bucket_rows, is_bucket = TokenRows(*tokens, name='rows')(sentence)
@@ -200,7 +187,7 @@ def of_logits(
 
 
 def _look_up(
-  rows: Any, number: int, sizes: Sizes, name: str
+  rows: Any, number: int, sizes: NextWordSizes, name: str
 ) -> tuple[Any, Any]:
   """Look up vectors in a new table; also return it for tied outputs."""
   kind = WholeTable if sizes.tied else tf.keras.layers.Embedding

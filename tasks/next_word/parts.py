@@ -78,9 +78,8 @@ def divide_users(
   num_validation = round(validation_share * number)
   cuts = [number - num_test - num_validation, number - num_test]
   parts = {}
-  for part, users in zip(
-    (TRAIN, VALIDATION, TEST), np.split(order, cuts), strict=True
-  ):
+  divided = np.split(order, cuts)
+  for part, users in zip((TRAIN, VALIDATION, TEST), divided, strict=True):
     if not len(users):
       raise OptionError(
         f'{part}: none of {number} users is left for it. Give other shares, or '
@@ -163,16 +162,9 @@ def _halves(users: np.ndarray, first: np.ndarray, last: np.ndarray) -> Part:
 
 
 def _check_shares(validation_share: float, test_share: float) -> None:
-  for name, share in (
-    ('validation_share', validation_share),
-    ('test_share', test_share),
-  ):
-    if not 0 < share < 1:
-      raise OptionError(
-        f'{name}: {share} is no share. Give a number above 0 and below 1.'
-      )
-  if validation_share + test_share >= 1:
+  shares = validation_share, test_share
+  if not (min(shares) > 0 and sum(shares) < 1):
     raise OptionError(
       f'validation_share and test_share: {validation_share} and {test_share} '
-      'leave nothing to train on. Let them be less than 1 together.'
+      'are no shares. Let both be above 0, and less than 1 together.'
     )

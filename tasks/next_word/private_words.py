@@ -17,7 +17,7 @@ an open domain: there is no public list of possible words).
 
 Given that they do, the release is the Gaussian mechanism over the words of the
 others. So if that is (epsilon, delta_1)-private, the vocabulary is (epsilon,
-delta_1 + delta)-private; a ledger pays for `event` and reserves `delta` from
+delta_1 + delta)-private; a ledger pays for the noise and reserves `delta` from
 its own delta. Words, their order and their number follow from the noised counts
 alone, so they cost nothing more. Each further draw does cost: so fewer words
 than requested are no error, and a run keeps its `Draw`, from which every
@@ -29,11 +29,11 @@ from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import hashlib
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from absl import logging
-import dp_accounting
 import numpy as np
+import pandas as pd
 import scipy.stats
 import tensorflow as tf
 
@@ -42,16 +42,12 @@ from tasks.errors import OptionError
 from tasks.next_word import words as words_lib
 from tasks.next_word.sentences import Sentences
 from tff_partial import random_bits
-from tff_partial.dp import accounting
 from tff_partial.dp import dp_queries
 from tff_partial.dp import private_rows
-from tff_partial.dp import samplings
 
 # Noised counts are rounded, perhaps upwards, to a grid at least this fine, in
 # standard deviations.
 _GRID = 2.0**-20
-# All users take part, once; neighbours differ by one user.
-_ALL_USERS = samplings.PoissonSampling(1.0)
 # Odd multiplier that mixes bits.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -88,7 +84,11 @@ class NoisyThreshold:
         f'noise_multiplier: {self.noise_multiplier} is no amount of noise. '
         'Give a finite number of at least 0.'
       )
-    _check_delta(self.delta)
+    if not 0 < self.delta < 1:
+      raise OptionError(
+        f'delta: {self.delta} is no probability to go wrong with. Give a '
+        'number above 0 and below 1.'
+      )
 
   @property
   def stddev(self) -> float:
@@ -127,70 +127,6 @@ class NoisyThreshold:
         f'{num_users} take part. Give a larger epsilon or less noise, fewer '
         'words of a user, or more users.'
       )
-
-  @property
-  def event(self) -> dp_accounting.DpEvent:
-    """Privacy event of whole users, for a ledger; `delta` is extra."""
-    if not self.noise_multiplier:
-      return dp_accounting.NonPrivateDpEvent()
-    return dp_accounting.GaussianDpEvent(self.noise_multiplier)
-
-  def epsilon(self, delta: float) -> float:
-    """Compute the epsilon of the vocabulary alone.
-
-    Args:
-      delta: Total delta, for noise and threshold together.
-
-    Raises:
-      OptionError: If the threshold alone takes all of it.
-    """
-    if not self.delta < delta < 1:
-      raise OptionError(
-        f'delta: the threshold takes {self.delta:.3g}, so that {delta:.3g} is '
-        'not enough. Give more, but less than 1.'
-      )
-    if not self.noise_multiplier:
-      return math.inf
-    return accounting.epsilon(
-      self.noise_multiplier, _ALL_USERS, 1, delta - self.delta
-    )
-
-
-class Released(NamedTuple):
-  """A vocabulary that may be released, and its cost.
-
-  Attributes:
-    words: The vocabulary.
-    mechanism: The mechanism; pay for its `event` and its `delta`.
-    users: Number of users that took part, which is public.
-  """
-
-  words: words_lib.Words
-  mechanism: NoisyThreshold
-  users: int
-
-
-def calibrate(
-  target_epsilon: float, delta: float, words_per_user: int
-) -> NoisyThreshold:
-  """Find the least noise for a private vocabulary without other releases.
-
-  Half of delta is for the noise, half for the threshold.
-
-  Args:
-    target_epsilon: Epsilon of the vocabulary, finite and above 0.
-    delta: Delta of the vocabulary, between 0 and 1.
-    words_per_user: m.
-
-  Raises:
-    PrivacyError: If no noise reaches the target; names the nearest.
-    OptionError: If another number is impossible.
-  """
-  _check_delta(delta)
-  noise_multiplier = accounting.calibrate(
-    target_epsilon, _ALL_USERS, rounds=1, delta=delta / 2.0
-  )
-  return NoisyThreshold(words_per_user, noise_multiplier, delta / 2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,12 +231,16 @@ def draw(
   counts = bounded_counts(sentences, users, mechanism.words_per_user)
   seed = private_rows.seed_maker(noise_seed, 'vocabulary')().numpy()
   scale = num_users / max(len(users), 1)
-  noised = _noised(scale * counts.counts, mechanism.stddev, seed)
+  noised = tf.constant(scale * counts.to_numpy(), tf.double)
+  if mechanism.stddev:
+    noise = mechanism.stddev * dp_queries.standard_normal(seed, noised.shape)
+    noised = dp_queries.on_grid(noised + noise, mechanism.stddev)
+  noised = noised.numpy()
   passes = noised >= mechanism.threshold
   number = int(passes.sum())
   chosen: tuple[str, ...] = ()
   if number:
-    told = words_lib.Counts(counts.prints[passes], noised[passes])
+    told = pd.Series(noised, counts.index)[passes]
     # The number of buckets does not affect the draw.
     chosen = words_lib.choose(told, sentences, min(size, number), 1).words
   return Draw(
@@ -344,7 +284,7 @@ def learn(
   simulated_users: int | None = None,
   kept: Mapping[str, Any] | None = None,
   keep: Callable[[Mapping[str, Any]], None] | None = None,
-) -> Released:
+) -> words_lib.Words:
   """Draw words, or restore drawn ones, and make them a vocabulary.
 
   Args:
@@ -395,7 +335,7 @@ def learn(
       '%s: %d words pass the threshold of %.1f users, %d were wanted.',
       *(sentences.name, number, mechanism.threshold, size),
     )
-  return Released(words_lib.Words(drawn.words, buckets), mechanism, num_users)
+  return words_lib.Words(drawn.words, buckets)
 
 
 def stand_in(size: int, buckets: int) -> words_lib.Words:
@@ -411,7 +351,7 @@ def stand_in(size: int, buckets: int) -> words_lib.Words:
 
 def bounded_counts(
   sentences: Sentences, users: Collection[int], words_per_user: int
-) -> words_lib.Counts:
+) -> pd.Series:
   """Count the users of words, each user for a bounded number of words.
 
   Args:
@@ -424,33 +364,16 @@ def bounded_counts(
   salts = random_bits.derive_each(('words of a user',), names)
   salts = salts.view(np.uint64)[:, 0]
 
-  def of_user(user: int, salt: np.uint64) -> words_lib.Counts:
+  def of_user(user: int, salt: np.uint64) -> tuple[np.ndarray, np.ndarray]:
     prints, often = np.unique(sentences.of_user(user), return_counts=True)
     chance = (prints ^ salt) * _MIX
     order = np.lexsort((chance, -often))[:words_per_user]
-    return words_lib.Counts(prints[order], np.ones(len(order), np.int64))
+    return prints[order], np.ones(len(order), np.int64)
 
   return words_lib.add_up(map(of_user, users, salts))
 
 
-def _fingerprint(counts: words_lib.Counts) -> str:
+def _fingerprint(counts: pd.Series) -> str:
   """Return a fingerprint of counts that is the same in every process."""
-  held = (np.ascontiguousarray(part).tobytes() for part in counts)
-  return hashlib.sha256(b''.join(held)).hexdigest()
-
-
-def _noised(counts: np.ndarray, stddev: float, seed: np.ndarray) -> np.ndarray:
-  """Add noise to counts, float64 `[words]`."""
-  values = tf.constant(counts, tf.double)
-  if stddev:
-    noise = dp_queries.standard_normal(seed, values.shape)
-    values = dp_queries.on_grid(values + stddev * noise, stddev)
-  return values.numpy()
-
-
-def _check_delta(delta: float) -> None:
-  if not 0 < delta < 1:
-    raise OptionError(
-      f'delta: {delta} is no probability to go wrong with. Give a number '
-      'above 0 and below 1.'
-    )
+  prints, numbers = counts.index.to_numpy(), counts.to_numpy()
+  return hashlib.sha256(prints.tobytes() + numbers.tobytes()).hexdigest()

@@ -5,10 +5,10 @@ tokens (`tokenising`) in temporary files, so that a corpus may be larger than
 memory: only some bytes a sentence, and the authors' names, grow with it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from absl import logging
 import numpy as np
@@ -16,8 +16,11 @@ import numpy as np
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.next_word import tokenising
-from tasks.next_word.growing_arrays import GrowingArray
+from tasks.next_word.on_disk import GrowingArray
+from tasks.next_word.on_disk import Lexicon
 from tff_partial import random_bits
+
+_T = TypeVar('_T')
 
 # Time of messages that have none.
 NO_TIME = -1
@@ -62,15 +65,11 @@ class Limits:
   seed: int = 0
 
   def __post_init__(self) -> None:
-    """Raise an error for limits that leave nothing.
+    """Raise an error for limits that leave no author.
 
     Raises:
-      OptionError: Names the limit.
+      OptionError: If the fewest sentences are more than the most.
     """
-    for name in ('max_tokens', 'max_sentences', 'max_users'):
-      number = getattr(self, name)
-      if number is not None and number < 1:
-        raise OptionError(f'{name}: {number} leaves nothing. Give at least 1.')
     if self.max_sentences and self.max_sentences < self.min_sentences:
       raise OptionError(
         f'max_sentences: no author has at most {self.max_sentences} sentences '
@@ -111,7 +110,7 @@ class Sentences:
   time: np.ndarray
   offsets: np.ndarray
   tokens: np.ndarray
-  lexicon: tokenising.Lexicon
+  lexicon: Lexicon
   max_tokens: int
   left_out: Mapping[str, int]
 
@@ -151,15 +150,8 @@ class Sentences:
     Yields:
       uint64 `[tokens]`, of bounded length.
     """
-    held: list[np.ndarray] = []
-    size = 0
-    for user in users:
-      held.append(self.of_user(user))
-      size += len(held[-1])
-      if size >= _BATCH:
-        yield np.concatenate(held)
-        held, size = [], 0
-    if held:
+    tokens = map(self.of_user, users)
+    for held in in_batches(tokens, len, _BATCH):
       yield np.concatenate(held)
 
   def texts(self, user: int) -> list[str]:
@@ -182,6 +174,28 @@ class Sentences:
     }
 
 
+def in_batches(
+  items: Iterable[_T], size_of: Callable[[_T], int], most: int
+) -> Iterator[list[_T]]:
+  """Yield lists of items until their sizes add up to a bound, and the rest.
+
+  Args:
+    items: The items.
+    size_of: Returns the size of an item.
+    most: The bound.
+  """
+  held: list[_T] = []
+  size = 0
+  for item in items:
+    held.append(item)
+    size += size_of(item)
+    if size >= most:
+      yield held
+      held, size = [], 0
+  if held:
+    yield held
+
+
 def gather(
   name: str,
   messages: Iterable[Message],
@@ -200,65 +214,26 @@ def gather(
     DataError: If no author is left, or temporary files cannot be written.
   """
   codes: dict[str, int] = {}
-  lexicon = tokenising.Lexicon()
+  lexicon = Lexicon()
   tokeniser = tokenising.Tokeniser(rule, lexicon)
   tokens, time = GrowingArray(np.uint64), GrowingArray(np.int64)
   author, length = GrowingArray(np.int32), GrowingArray(np.int32)
-  for block in _blocks(messages):
+  for block in in_batches(messages, lambda one: len(one.text) + 1, _BLOCK):
     cut = tokeniser.cut([each.text for each in block], limits.max_tokens)
     of_text = [codes.setdefault(each.author, len(codes)) for each in block]
     tokens.extend(cut.tokens)
     length.extend(cut.lengths)
     author.extend(np.array(of_text, np.int32)[cut.text])
     time.extend(np.array([each.time for each in block], np.int64)[cut.text])
-  lexicon.finish()
-  return _sort(
-    name,
-    _Columns(list(codes), author.finish(), time.finish(), length.finish()),
-    tokens.finish(),
-    lexicon,
-    limits,
-  )
-
-
-class _Columns(NamedTuple):
-  """Columns of sentences except their tokens, in the order of reading."""
-
-  names: Sequence[str]  # [authors]
-  author: np.ndarray  # Int32 [sentences], the position in `names`.
-  time: np.ndarray  # Int64 [sentences].
-  length: np.ndarray  # Int32 [sentences].
-
-
-def _blocks(messages: Iterable[Message]) -> Iterator[list[Message]]:
-  """Yield blocks of messages of a bounded number of characters."""
-  held: list[Message] = []
-  size = 0
-  for message in messages:
-    held.append(message)
-    size += len(message.text) + 1
-    if size >= _BLOCK:
-      yield held
-      held, size = [], 0
-  if held:
-    yield held
-
-
-def _sort(
-  name: str,
-  columns: _Columns,
-  tokens: np.ndarray,
-  lexicon: tokenising.Lexicon,
-  limits: Limits,
-) -> Sentences:
-  """Choose authors and their sentences, and write these in order."""
-  counts = np.bincount(columns.author, minlength=len(columns.names))
-  kept, left_out = _choose(name, columns.names, counts, limits)
+  names = list(codes)
+  whose, times, lengths = author.finish(), time.finish(), length.finish()
+  counts = np.bincount(whose, minlength=len(names))
+  kept, left_out = _choose(name, names, counts, limits)
   # Alphabetical position of the authors' names; -1 for those left out.
   rank = np.full(len(counts), -1, np.int32)
   rank[kept] = np.arange(len(kept))
-  whose = rank[columns.author]
-  order = np.lexsort((columns.time, whose))[np.count_nonzero(whose < 0) :]
+  whose = rank[whose]
+  order = np.lexsort((times, whose))[np.count_nonzero(whose < 0) :]
   sizes = counts[kept]
   if limits.max_sentences is not None:
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -268,28 +243,32 @@ def _sort(
   for reason, number in left_out.items():
     if number:
       logging.info('%s: %d sentences left out: %s.', name, number, reason)
-  ends = np.cumsum(columns.length, dtype=np.int64)
-  sorted_tokens, sorted_time = GrowingArray(np.uint64), GrowingArray(np.int64)
-  for begin in range(0, len(order), _ROWS):
-    rows = order[begin : begin + _ROWS]
-    length = columns.length[rows].astype(np.int64)
-    last = np.cumsum(length)
-    places = np.repeat(ends[rows] - last, length) + np.arange(last[-1])
-    sorted_tokens.extend(tokens[places])
-    sorted_time.extend(columns.time[rows])
   return Sentences(
     name=name,
-    authors=tuple(columns.names[code] for code in kept),
+    authors=tuple(names[code] for code in kept),
     bounds=np.concatenate([[0], np.cumsum(sizes)]),
-    time=sorted_time.finish(),
-    offsets=np.concatenate(
-      [[0], np.cumsum(columns.length[order], dtype=np.int64)]
-    ),
-    tokens=sorted_tokens.finish(),
+    time=times[order],
+    offsets=np.concatenate([[0], np.cumsum(lengths[order], dtype=np.int64)]),
+    tokens=_in_order(tokens.finish(), lengths, order),
     lexicon=lexicon,
     max_tokens=limits.max_tokens,
     left_out={reason: n for reason, n in left_out.items() if n},
   )
+
+
+def _in_order(
+  tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray
+) -> np.ndarray:
+  """Write the tokens of sentences in another order, some at a time."""
+  ends = np.cumsum(lengths, dtype=np.int64)
+  written = GrowingArray(np.uint64)
+  for begin in range(0, len(order), _ROWS):
+    rows = order[begin : begin + _ROWS]
+    length = lengths[rows].astype(np.int64)
+    last = np.cumsum(length)
+    places = np.repeat(ends[rows] - last, length) + np.arange(last[-1])
+    written.extend(tokens[places])
+  return written.finish()
 
 
 def _choose(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.errors import DataError
 from tasks.next_word import tokenising
 from tasks.next_word.sentences import gather
 from tasks.next_word.sentences import Limits
@@ -58,16 +57,7 @@ def generate(
     num_common: Number of common words.
     limits: Limits on what is used; by default none.
     seed: Seed of all draws.
-
-  Raises:
-    DataError: If a number is too small.
   """
-  if num_authors < 1 or sentences_per_author < 2 or num_common < 2:
-    raise DataError(
-      f'Invented sentences by {num_authors} authors, {sentences_per_author} an '
-      f'author, of {num_common} words, are not possible. Ask for at least 1 '
-      'author, 2 sentences and 2 words.'
-    )
   generator = random_bits.generator('next word', seed, 'synthetic')
   frequency = 1.0 / np.arange(1, num_common + 1)
   language = _Language(

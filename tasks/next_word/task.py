@@ -26,7 +26,7 @@ from tasks.next_word import models as next_word_models
 from tasks.next_word import parts as parts_lib
 from tasks.next_word import sentences as sentences_lib
 from tasks.next_word import synthetic
-from tasks.next_word.vocabulary import Vocabulary
+from tasks.next_word.vocabulary import VocabularyOptions
 from tasks.options import detail
 from tasks.task import Clients
 from tasks.task import Data
@@ -53,7 +53,7 @@ NAME = 'next_word'
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TaskOptions):
+class NextWordOptions(TaskOptions):
   """Options of the task."""
 
   name: ClassVar[str] = NAME
@@ -73,8 +73,8 @@ class Options(TaskOptions):
     'round.',
   )
   test_share: float = detail(0.2, 'The same, of those for tests.')
-  vocabulary: Vocabulary = Vocabulary()
-  sizes: next_word_models.Sizes = next_word_models.Sizes()
+  vocabulary: VocabularyOptions = VocabularyOptions()
+  sizes: next_word_models.NextWordSizes = next_word_models.NextWordSizes()
 
   def flag_prefix(self) -> str:
     """Return the prefix of the flags."""
@@ -143,7 +143,7 @@ class NextWord(Task):
   def __init__(
     self,
     sentences: sentences_lib.Sentences,
-    options: Options,
+    options: NextWordOptions,
     seed: int,
     release: Release = Release(),
   ):
@@ -177,7 +177,7 @@ class NextWord(Task):
     self.learned_from_training: tuple[str, ...] = (
       () if options.vocabulary.mechanism else ('vocabulary',)
     )
-    self._clients = clients_lib.Clients(sentences, self.words, self.parts)
+    self._clients = clients_lib.Authors(sentences, self.words, self.parts)
     self._options = options
     self._seed = seed
     self._is_released = bool(options.vocabulary.mechanism) and (
@@ -312,6 +312,4 @@ class NextWord(Task):
       part: The part.
       example_spec: Fields to read of an example.
     """
-    if self._clients.fits(part):
-      return self._clients.pack(part, example_spec)
-    return self._clients.reader(part, example_spec)
+    return self._clients.clients(part, example_spec)

@@ -1,8 +1,9 @@
 """Division of texts into sentences and tokens, in blocks of many texts.
 
-A token is kept as its fingerprint, 64 bits that are the same on every machine.
-So memory does not grow with the number of distinct words: their letters go to a
-file, the lexicon, from which those of a vocabulary are read afterwards.
+A token is kept as its fingerprint (`on_disk`), 64 bits that are the same on
+every machine. So memory does not grow with the number of distinct words: their
+letters go to a file, the lexicon, from which those of a vocabulary are read
+afterwards.
 
 Three rules define tokens:
 
@@ -18,13 +19,12 @@ Three rules define tokens:
 
 from collections.abc import Sequence
 import dataclasses
-import hashlib
 import re
 from typing import NamedTuple
 
 import numpy as np
 
-from tasks.next_word.growing_arrays import GrowingArray
+from tasks.next_word.on_disk import Lexicon
 
 # These end a sentence and a text, and occur in no text. No word has such a
 # fingerprint.
@@ -33,8 +33,6 @@ _ENDS = {_END_OF_SENTENCE: 0, _END_OF_TEXT: 1}
 _MARK = re.compile('[\0\1]')
 # Maximum number of cached words; then the cache is cleared.
 _MOST_KNOWN = 2**19
-# Words written to the lexicon at once.
-_PAGE = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,68 +65,6 @@ CHAT = Rule(
 )
 SPACED = Rule(_tokens('[^\\s\0\1]+'))
 CHARACTERS = Rule(_tokens('[^\0\1]'), in_pieces=True)
-
-
-def fingerprint(word: str) -> int:
-  """Return the portable 64-bit fingerprint of a word, at least 2."""
-  digest = hashlib.blake2b(_bytes(word), digest_size=8).digest()
-  return max(int.from_bytes(digest, 'little'), len(_ENDS))
-
-
-def fingerprints(words: Sequence[str]) -> np.ndarray:
-  """Return the fingerprints of words, uint64 `[words]`."""
-  return np.array([fingerprint(word) for word in words], np.uint64)
-
-
-class Lexicon:
-  """Mapping from fingerprints to words, which are in a file."""
-
-  def __init__(self) -> None:
-    self._words: dict[str, int] = {}
-    self._letters = GrowingArray(np.uint8)
-    self._prints = GrowingArray(np.uint64)
-    self._pages: list[tuple[int, int]] = []  # Number of words and of letters.
-
-  def add(self, word: str) -> int:
-    """Add a word, perhaps again, and return its fingerprint."""
-    self._words[word] = found = fingerprint(word)
-    if len(self._words) == _PAGE:
-      self._turn()
-    return found
-
-  def finish(self) -> None:
-    """Write the last words, after which words can be looked up."""
-    self._turn()
-    self._read_letters = self._letters.finish()
-    self._read_prints = self._prints.finish()
-
-  def words_of(self, prints: np.ndarray) -> list[str]:
-    """Return the words of fingerprints, in one pass over the file.
-
-    Args:
-      prints: uint64 `[words]`, of words that were added.
-    """
-    found: dict[int, str] = {}
-    word = letter = 0
-    for number, size in self._pages:
-      page = self._read_prints[word : word + number]
-      wanted = np.flatnonzero(np.isin(page, prints))
-      if len(wanted):
-        text = self._read_letters[letter : letter + size].tobytes()
-        words = text.decode('utf-8', 'surrogatepass').split(_END_OF_SENTENCE)
-        found.update((int(page[place]), words[place]) for place in wanted)
-      word, letter = word + number, letter + size
-    return [found[each] for each in prints.tolist()]
-
-  def _turn(self) -> None:
-    """Write a page."""
-    if not self._words:
-      return
-    text = _bytes(_END_OF_SENTENCE.join(self._words))
-    self._letters.extend(np.frombuffer(text, np.uint8))
-    self._prints.extend(np.array(list(self._words.values()), np.uint64))
-    self._pages.append((len(self._words), len(text)))
-    self._words = {}
 
 
 class Tokenised(NamedTuple):
@@ -210,8 +146,3 @@ def _limited(cut: Tokenised, most: int, in_pieces: bool) -> Tokenised:
   start = np.cumsum(lengths) - lengths
   place = np.arange(len(tokens)) - np.repeat(start, lengths)
   return Tokenised(tokens[place < most], np.minimum(lengths, most), text)
-
-
-def _bytes(text: str) -> bytes:
-  """Encode a text in UTF-8; JSON may hold lone surrogates, too."""
-  return text.encode('utf-8', 'surrogatepass')

@@ -16,7 +16,7 @@ from tasks.task import Spent
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary(Options):
+class VocabularyOptions(Options):
   """Options that choose the words of the vocabulary."""
 
   title: ClassVar[str] = 'Task next_word'
@@ -116,4 +116,4 @@ class Vocabulary(Options):
       simulated_users=release.simulated_population,
       kept=release.kept,
       keep=release.keep,
-    ).words
+    )

@@ -5,34 +5,23 @@ bucket, which follows from its fingerprint: the same word has the same bucket in
 every run and on every machine.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 import numpy as np
+import pandas as pd
 
 from tasks.errors import DataError
-from tasks.errors import OptionError
-from tasks.next_word import tokenising
+from tasks.next_word import on_disk
+from tasks.next_word.sentences import in_batches
 from tasks.next_word.sentences import Sentences
 from tasks.next_word.tokens import Tokens
 
 # Pairs of words and counts to hold before adding them up.
 _HELD = 2**20
-
-
-class Counts(NamedTuple):
-  """Numbers of occurrences of words.
-
-  Attributes:
-    prints: Fingerprints of the words, uint64 `[words]`, ascending.
-    counts: int64 `[words]`.
-  """
-
-  prints: np.ndarray
-  counts: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +35,6 @@ class Words:
 
   words: tuple[str, ...]
   buckets: int
-
-  def __post_init__(self) -> None:
-    """Raise an error for a vocabulary that leaves words without a number.
-
-    Raises:
-      OptionError: If there is no word or no bucket.
-    """
-    if not self.words:
-      raise OptionError('A vocabulary needs words, found none.')
-    if self.buckets < 1:
-      raise OptionError(
-        f'{self.buckets} buckets leave no number for words outside the '
-        'vocabulary. Give at least 1.'
-      )
 
   @property
   def tokens(self) -> Tokens:
@@ -113,20 +88,6 @@ class Words:
     rows[is_short, 1 + lengths[is_short]] = ids.end
     return rows
 
-  def decode(self, numbers: Iterable[int]) -> list[str]:
-    """Return the words of numbers, or their kind in <>."""
-    ids = self.tokens
-    special = {ids.pad: '<pad>', ids.begin: '<begin>', ids.end: '<end>'}
-    return [
-      special.get(number)
-      or (
-        self.words[number - 1]
-        if number < ids.first_bucket
-        else f'<other {number - ids.first_bucket}>'
-      )
-      for number in numbers
-    ]
-
   def coverage(
     self, sentences: Sentences, users: Iterable[int]
   ) -> dict[str, Any]:
@@ -145,7 +106,7 @@ class Words:
   @functools.cached_property
   def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
     """The words' fingerprints, ascending, and their numbers."""
-    prints = tokenising.fingerprints(self.words)
+    prints = on_disk.fingerprints(self.words)
     order = np.argsort(prints)
     return prints[order], (order + 1).astype(np.int32)
 
@@ -165,78 +126,66 @@ def learn(
     buckets: B, the number of buckets for all others.
 
   Raises:
-    OptionError: If size or buckets leave no number for a word.
     DataError: If there is no word to choose.
   """
   return choose(count(sentences, users), sentences, size, buckets)
 
 
-def count(sentences: Sentences, users: Iterable[int]) -> Counts:
-  """Count the words of users; memory grows only with distinct words."""
+def count(sentences: Sentences, users: Iterable[int]) -> pd.Series:
+  """Count the words of users; memory grows only with distinct words.
+
+  Args:
+    sentences: A corpus.
+    users: The users to count: positions in `sentences.authors`.
+
+  Returns:
+    Counts, int64, by fingerprint, uint64, in ascending order of these.
+  """
   return add_up(
-    Counts(*np.unique(tokens, return_counts=True))
-    for tokens in sentences.batches(users)
+    np.unique(tokens, return_counts=True) for tokens in sentences.batches(users)
   )
 
 
-def add_up(parts: Iterable[Counts]) -> Counts:
-  """Add counts up, a bounded number of them at a time."""
-  total = Counts(np.zeros(0, np.uint64), np.zeros(0, np.int64))
-  held: list[Counts] = []
-  size = 0
-  for part in parts:
-    held.append(part)
-    size += len(part.prints)
-    if size >= _HELD:
-      total = _sum([total, *held])
-      held, size = [], 0
-  return _sum([total, *held])
+def add_up(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.Series:
+  """Add counts up, a bounded number of them at a time.
+
+  Args:
+    parts: Fingerprints of words, each once, and their counts.
+  """
+  total = pd.Series(np.zeros(0, np.int64), np.zeros(0, np.uint64))
+  for held in in_batches(parts, lambda part: len(part[0]), _HELD):
+    prints, counts = map(np.concatenate, zip(*held, strict=True))
+    joined = pd.concat([total, pd.Series(counts, prints)])
+    total = joined.groupby(level=0).sum()
+  return total
 
 
 def choose(
-  counts: Counts, sentences: Sentences, size: int, buckets: int
+  counts: pd.Series, sentences: Sentences, size: int, buckets: int
 ) -> Words:
   """Choose the words with the largest counts; of equal ones by name.
 
   Args:
-    counts: Counts of words, integers or not.
+    counts: Counts of words by fingerprint, integers or not.
     sentences: The corpus, with its lexicon.
     size: V, the maximum number of words.
     buckets: B.
 
   Raises:
-    OptionError: If size or buckets leave no number for a word.
     DataError: If there is no word to choose.
   """
-  if size < 1:
-    raise OptionError(
-      f'A vocabulary of {size} words knows none. Give at least 1.'
-    )
-  if not len(counts.prints):
+  if counts.empty:
     raise DataError(
       f'{sentences.name}: users in training have no word to learn from. Give '
       'more data.'
     )
-  if len(counts.prints) < size:
+  if len(counts) < size:
     logging.warning(
       '%s: there are %d words in training, so that the vocabulary has no %d.',
-      *(sentences.name, len(counts.prints), size),
+      *(sentences.name, len(counts), size),
     )
-  least = np.sort(counts.counts)[-min(size, len(counts.counts))]
   # Of all words as frequent as the last one, names decide.
-  places = np.flatnonzero(counts.counts >= least)
-  words = sentences.lexicon.words_of(counts.prints[places])
-  ranked = sorted(zip((-counts.counts[places]).tolist(), words, strict=True))
+  largest = counts.nlargest(size, keep='all')
+  words = sentences.lexicon.words_of(largest.index.to_numpy())
+  ranked = sorted(zip((-largest).tolist(), words, strict=True))
   return Words(tuple(word for _, word in ranked[:size]), buckets)
-
-
-def _sum(parts: Sequence[Counts]) -> Counts:
-  prints = np.concatenate([part.prints for part in parts])
-  counts = np.concatenate([part.counts for part in parts])
-  order = np.argsort(prints, kind='stable')
-  prints = prints[order]
-  starts = np.flatnonzero(np.diff(prints, prepend=prints[:1] + 1))
-  return Counts(
-    prints[starts],
-    np.add.reduceat(counts[order], starts) if len(starts) else counts,
-  )

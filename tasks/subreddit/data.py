@@ -4,18 +4,20 @@ Two data sets of section 4.1 of the FURL paper. `load_comments` reads comments
 from Reddit's dumps; the class is the subreddit. `load_messages` reads a user's
 own messages with a label of 0 or 1, like the paper's unpublished Sticker data:
 whether a suggestion was clicked on. Authors are clients, and each author's
-documents are divided (`divide_orders`).
+documents are divided (`parts`).
 """
 
-import collections
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import math
 import os
 import pathlib
 from typing import Any
 
 from absl import logging
 import numpy as np
+import pandas as pd
 
 from tasks.errors import DataError
 from tasks.files import json_lines
@@ -231,17 +233,29 @@ def _gather(
     max_documents: Authors with more are left out.
     max_chars: Texts are cut to this length.
   """
-  counts: collections.Counter[tuple[str, Any]] = collections.Counter()
-  left_out: collections.Counter[str] = collections.Counter()
+  counts: Counter[tuple[str, Any]] = Counter()
+  left_out: Counter[str] = Counter()
   for author, label, _, text in read():
     reason = _why_left_out(author, text)
     if reason is None:
       counts[author, label] += 1
     else:
       left_out[reason] += 1
-  kept_labels, authors = _choose(
-    counts, labels, num_labels, min_documents, max_documents, left_out
-  )
+  by = pd.DataFrame(list(counts), columns=['author', 'label'])
+  by['count'] = list(counts.values())
+  if labels is None:
+    sizes = by.groupby('label')['count'].sum()
+    # Of equally large classes the first by name.
+    labels = sizes.sort_values(ascending=False, kind='stable').index.tolist()
+    labels = labels[:num_labels]
+  of_author = by[by['label'].isin(labels)].groupby('author')['count'].sum()
+  is_small = of_author < min_documents
+  is_large = of_author > (max_documents or math.inf)
+  authors = tuple(of_author.index[~is_small & ~is_large])
+  left_out['label_not_kept'] = int(by['count'].sum() - of_author.sum())
+  left_out['author_too_small'] = int(of_author[is_small].sum())
+  left_out['author_too_large'] = int(of_author[is_large].sum())
+  left_out = +left_out
   if not authors:
     raise DataError(
       f'{name}: no author has at least {min_documents} documents'
@@ -252,7 +266,7 @@ def _gather(
   for reason, number in left_out.items():
     logging.info('%s: %d documents left out: %s.', name, number, reason)
 
-  label_codes = {label: code for code, label in enumerate(kept_labels)}
+  label_codes = {label: code for code, label in enumerate(labels)}
   author_codes = {author: code for code, author in enumerate(authors)}
   rows: list[tuple[int, int, int]] = []
   texts: list[str] = []
@@ -269,42 +283,10 @@ def _gather(
   return Documents(
     name=name,
     authors=authors,
-    labels=tuple(str(label) for label in kept_labels),
+    labels=tuple(map(str, labels)),
     author=whose[order].astype(np.int32),
     label=classes[order].astype(np.int32),
     time=times[order],
     texts=np.array(texts, object)[order],
     left_out=dict(left_out),
   )
-
-
-def _choose(
-  counts: collections.Counter[tuple[str, Any]],
-  labels: Sequence[Any] | None,
-  num_labels: int | None,
-  min_documents: int,
-  max_documents: int | None,
-  left_out: collections.Counter[str],
-) -> tuple[Sequence[Any], tuple[str, ...]]:
-  """Choose classes and authors by their numbers of documents."""
-  by_label: collections.Counter[Any] = collections.Counter()
-  for (_, label), count in counts.items():
-    by_label[label] += count
-  if labels is None:
-    labels = sorted(by_label, key=lambda label: (-by_label[label], label))
-    labels = labels[:num_labels]
-  by_author: collections.Counter[str] = collections.Counter()
-  for (author, label), count in counts.items():
-    if label in labels:
-      by_author[author] += count
-    else:
-      left_out['label_not_kept'] += count
-  authors = []
-  for author, count in sorted(by_author.items()):
-    if count < min_documents:
-      left_out['author_too_small'] += count
-    elif max_documents is not None and count > max_documents:
-      left_out['author_too_large'] += count
-    else:
-      authors.append(author)
-  return labels, tuple(authors)

@@ -16,7 +16,6 @@ from tasks.files import text_encoding
 from tasks.options import detail
 from tasks.options import option
 from tasks.subreddit import data as subreddit_data
-from tasks.subreddit import histories
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import parts as subreddit_parts
 from tasks.task import EvaluationClients
@@ -42,7 +41,7 @@ SEEN = 'seen'
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TaskOptions):
+class DocumentOptions(TaskOptions):
   """Options of a document task; the filters of authors are the paper's."""
 
   title: ClassVar[str] = 'Tasks subreddit and sticker'
@@ -80,7 +79,7 @@ class Options(TaskOptions):
     'An author held out is measured on what comes after so many documents.',
     at_least=0,
   )
-  sizes: subreddit_models.Sizes = subreddit_models.Sizes()
+  sizes: subreddit_models.DocumentSizes = subreddit_models.DocumentSizes()
 
   def __post_init__(self) -> None:
     """Check the numbers against each other."""
@@ -134,7 +133,10 @@ class DocumentTask(Task):
   own_weights = subreddit_models.LOCAL_WEIGHTS
 
   def __init__(
-    self, documents: subreddit_data.Documents, options: Options, seed: int
+    self,
+    documents: subreddit_data.Documents,
+    options: DocumentOptions,
+    seed: int,
   ):
     """Divide and encode the documents.
 
@@ -328,7 +330,7 @@ class DocumentTask(Task):
     """Times in authors' histories, with new authors' reserve as known."""
     reserved = self.parts.first(subreddit_parts.NEW, self._options.num_reserved)
     known = np.concatenate([self.parts[TRAIN], reserved])
-    return histories.places_in_history(self.documents, known)
+    return subreddit_parts.places_in_history(self.documents, known)
 
   @property
   def _head(self) -> Head:

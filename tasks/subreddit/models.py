@@ -35,8 +35,6 @@ from tasks.subreddit.layers import NGrams
 from tasks.subreddit.layers import SometimesUnknown
 from tasks.task import NOBODY
 from tasks.task import OWN
-from tasks.task import TABLE
-from tasks.task import USER_FORMS
 from tff_partial import layers as our_layers
 
 # Local weights of a user, for `from_keras`: with a learned default the
@@ -50,7 +48,7 @@ TEXT, USER, WHEN = 'text', 'user', 'when'
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes(Options):
+class DocumentSizes(Options):
   """Sizes of the model."""
 
   char_embedding: int = detail(
@@ -111,10 +109,9 @@ class Sizes(Options):
   def __post_init__(self) -> None:
     """Check that a model can have these sizes."""
     super().__post_init__()
-    for units in self.mlp_units:
-      _check_positive('mlp_units', units)
-    for length in self.ngram_lengths:
-      _check_positive('ngram_lengths', length)
+    for name in ('mlp_units', 'ngram_lengths'):
+      if min(getattr(self, name), default=1) < 1:
+        raise OptionError(f'{name}: give whole numbers of at least 1.')
     if self.control_points == 1:
       raise OptionError(
         f'control_points: {self.control_points} cannot say how a user changes '
@@ -133,7 +130,7 @@ def build_document_model(
   vocabulary_size: int,
   max_chars: int,
   num_outputs: int | None,
-  sizes: Sizes,
+  sizes: DocumentSizes,
   *,
   user: str = NOBODY,
   num_users: int | None = None,
@@ -147,27 +144,20 @@ def build_document_model(
     num_outputs: Number of classes, for logits `[batch, classes]`; None for one
       logit, `[batch]`.
     sizes: The sizes of the layers.
-    user: One of `USER_FORMS`, the form of the user's vector. With `TABLE` the
+    user: OWN, TABLE or NOBODY, the form of the user's vector. With `TABLE` the
       input is a mapping of `TEXT` and `USER`, int32 `[batch]`; with control
       points it also has `WHEN`, float32 `[batch]`, from 0 for the beginning of
       the user's known history to 1 for its end.
     num_users: Number of users, for `TABLE`.
 
   Raises:
-    OptionError: If a size is not positive, or the text is not a whole number of
-      steps.
+    OptionError: If the text is not a whole number of steps.
   """
-  _check_positive('vocabulary_size', vocabulary_size)
-  _check_positive('max_chars', max_chars)
-  if user == TABLE:
-    _check_positive('num_users', num_users or 0)
   if max_chars % sizes.places_per_step:
     raise OptionError(
       f'places_per_step: texts of {max_chars} characters are no whole number '
       f'of steps of {sizes.places_per_step}. Choose a divisor.'
     )
-  if user not in USER_FORMS:
-    raise OptionError(f'user: {user!r} is none of {", ".join(USER_FORMS)}.')
   layers = tf.keras.layers
   text = layers.Input([max_chars], dtype=text_type(vocabulary_size), name=TEXT)
   inputs = {TEXT: text}
@@ -210,7 +200,7 @@ def text_type(vocabulary_size: int) -> tf.DType:
   return tf.uint8 if vocabulary_size <= 256 else tf.int32
 
 
-def _read(text: Any, vocabulary_size: int, sizes: Sizes) -> Any:
+def _read(text: Any, vocabulary_size: int, sizes: DocumentSizes) -> Any:
   """Build the representation of a text from characters and LSTM."""
   layers = tf.keras.layers
   places = [
@@ -256,11 +246,3 @@ def _read(text: Any, vocabulary_size: int, sizes: Sizes) -> Any:
   if sizes.mean_of_places:
     representation.append(MeanOfPlaces(name='mean_of_places')([said, text]))
   return layers.Concatenate(name='text_representation')(representation)
-
-
-def _check_positive(name: str, size: int) -> None:
-  if size < 1:
-    raise OptionError(
-      f'{name}: a model with {size} of them is not possible. Give a whole '
-      'number of at least 1.'
-    )

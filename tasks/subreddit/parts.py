@@ -5,9 +5,9 @@ import dataclasses
 
 import numpy as np
 
+from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.subreddit import data as subreddit_data
-from tasks.subreddit import histories
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
@@ -18,11 +18,12 @@ MIXED = 'mixed'
 # Documents of held-out authors, and of those who write in several classes.
 NEW, NEW_MIXED = 'new', 'new_mixed'
 
-_FRACTIONS = (0.8, 0.1, 0.1)
+# Where each part ends, as a share of an author's documents.
+_ENDS = np.cumsum((0.8, 0.1, 0.1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Parts:
+class DocumentParts:
   """Positions of documents by part.
 
   Attributes:
@@ -70,29 +71,77 @@ def divide(
   by_time: bool = False,
   held_out_share: float = 0.0,
   seed: int = 0,
-) -> Parts:
+) -> DocumentParts:
   """Divide each author's documents 80/10/10, and hold some authors out.
+
+  Of an author's n documents, a part ends at n times the summed shares up to it,
+  rounded down: 76 documents become 60, 8 and 8. The first part has at least one
+  document of every author; other parts may have none.
 
   Args:
     documents: All documents.
     by_time: True to order an author's documents by time, else randomly.
     held_out_share: Share of the authors who take no part in training.
     seed: Determines the order and the held-out authors.
+
+  Raises:
+    DataError: If no author is left for training.
   """
-  is_new = histories.hold_out(documents, held_out_share, seed)
-  orders = list(histories.author_orders(documents, by_time=by_time, seed=seed))
-  divided = histories.divide_orders(
-    [order for order, new in zip(orders, is_new, strict=True) if not new],
-    _FRACTIONS,
-  )
-  rows = dict(zip((TRAIN, VALIDATION, TEST), divided, strict=True))
-  rows[NEW] = _together(
-    [order for order, new in zip(orders, is_new, strict=True) if new]
-  )
+  number = len(documents.authors)
+  num_new = round(held_out_share * number)
+  if num_new >= number:
+    raise DataError(
+      f'A share of {held_out_share} of {number} authors cannot be held out: at '
+      'least one must be left to train with.'
+    )
+  chance = subreddit_data.generator(seed, 'hold out')
+  is_new = np.isin(np.arange(number), chance.permutation(number)[:num_new])
+  divided: list[list[np.ndarray]] = [[] for _ in _ENDS]
+  new: list[np.ndarray] = []
+  bounds = np.searchsorted(documents.author, np.arange(number + 1))
+  for author, name in enumerate(documents.authors):
+    order = np.arange(*bounds[author : author + 2])
+    if not by_time:
+      order = subreddit_data.generator(seed, 'split', name).permutation(order)
+    if is_new[author]:
+      new.append(order)
+      continue
+    # The small number keeps a product such as 0.7 * 10 from falling below 7.
+    ends = np.maximum(np.floor(len(order) * _ENDS + 1e-6).astype(int), 1)
+    for pieces, piece in zip(divided, np.split(order, ends[:-1]), strict=True):
+      pieces.append(piece)
+  parts = (TRAIN, VALIDATION, TEST, NEW)
+  rows = {
+    part: _together(pieces)
+    for part, pieces in zip(parts, [*divided, new], strict=True)
+  }
   is_mixed = documents.has_several_labels
   for mixed, part in ((MIXED, TEST), (NEW_MIXED, NEW)):
     rows[mixed] = rows[part][is_mixed[documents.author[rows[part]]]]
-  return Parts(documents, rows)
+  return DocumentParts(documents, rows)
+
+
+def places_in_history(
+  documents: subreddit_data.Documents, known: np.ndarray
+) -> np.ndarray:
+  """Return relative times of documents among their author's known ones.
+
+  Args:
+    documents: All documents.
+    known: Positions of the known documents.
+
+  Returns:
+    float32 `[documents]`: 0 for an author's first known document and earlier
+    ones, 1 for its last one and later ones, and in between by rank.
+  """
+  known = np.sort(known)
+  rows = np.arange(len(documents))
+  author = documents.author[known]
+  first = np.searchsorted(author, documents.author)
+  last = np.searchsorted(author, documents.author, side='right') - 1
+  number = np.searchsorted(known, rows) - np.where(np.isin(rows, known), 0, 0.5)
+  place = (number - first) / np.maximum(last - first, 1)
+  return np.clip(place, 0.0, 1.0).astype(np.float32)
 
 
 def _together(places: Sequence[np.ndarray]) -> np.ndarray:

@@ -7,7 +7,7 @@ time. A model that reads is only worth its cost if it beats them. For a label of
 the label nearest in time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from sklearn import metrics
@@ -41,19 +41,15 @@ def accuracies(
   sizes = np.bincount(documents.label[known], minlength=len(documents.labels))
   share = sizes / (sizes.sum() + 1.0)  # Sum below 1, to break ties.
   counts = subreddit_data.label_counts(documents, own)
-  predicted = {
-    LARGEST_CLASS: np.full(len(documents), sizes.argmax()),
-    AUTHOR_MAJORITY: (counts + share).argmax(axis=1)[documents.author],
-    AUTHOR_NEAREST: _of_nearest(documents, own, float(sizes.argmax())),
-  }
-  return {
-    name: {
-      part: float((labels[rows] == documents.label[rows]).mean())
-      for part, rows in parts.items()
-      if len(rows)
-    }
-    for name, labels in predicted.items()
-  }
+  return _measured(
+    documents,
+    own,
+    parts,
+    float(sizes.argmax()),
+    (counts + share).argmax(axis=1),
+    lambda labels, predicted: (predicted == labels).mean(),
+    1,
+  )
 
 
 def aucs(
@@ -79,18 +75,33 @@ def aucs(
   overall = float(documents.label[known].mean())
   counts = subreddit_data.label_counts(documents, own)
   shares = (counts[:, 1] + overall) / (counts.sum(axis=1) + 1)
+  return _measured(
+    documents, own, parts, overall, shares, metrics.roc_auc_score, 2
+  )
+
+
+def _measured(
+  documents: subreddit_data.Documents,
+  own: np.ndarray,
+  parts: Mapping[str, np.ndarray],
+  overall: float,
+  of_author: np.ndarray,
+  measure: Callable[[np.ndarray, np.ndarray], float],
+  least_labels: int,
+) -> dict[str, dict[str, float]]:
+  """Measure predictions for all, for an author, and of the nearest document."""
   predicted = {
     LARGEST_CLASS: np.full(len(documents), overall),
-    AUTHOR_MAJORITY: shares[documents.author],
+    AUTHOR_MAJORITY: of_author[documents.author],
     AUTHOR_NEAREST: _of_nearest(documents, own, overall),
   }
   return {
     name: {
-      part: float(metrics.roc_auc_score(documents.label[rows], scores[rows]))
+      part: float(measure(documents.label[rows], values[rows]))
       for part, rows in parts.items()
-      if len(set(documents.label[rows].tolist())) > 1
+      if len(np.unique(documents.label[rows])) >= least_labels
     }
-    for name, scores in predicted.items()
+    for name, values in predicted.items()
   }
 
 

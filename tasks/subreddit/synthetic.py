@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.errors import DataError
 from tasks.subreddit import data as subreddit_data
 
 _COMMON_WORDS, _TOPIC_WORDS = 60, 12
@@ -39,11 +38,7 @@ def comments(
     loyalty: Concentration of the symmetric Dirichlet distribution of an
       author's choices: the smaller, the fewer subreddits an author has.
     topicality: Probability that a word belongs to the comment's subreddit.
-
-  Raises:
-    DataError: If a number is not positive.
   """
-  _check(num_authors, num_subreddits, comments_per_author)
   generator = subreddit_data.generator(seed, 'comments')
   words, topics = _words(generator, num_subreddits)
   records = []
@@ -77,11 +72,7 @@ def messages(
     seed: Seed of all draws.
     taste_scale: Standard deviation of a user's taste for a topic.
     topicality: Probability that a word belongs to the message's topic.
-
-  Raises:
-    DataError: If a number is not positive.
   """
-  _check(num_users, num_topics, messages_per_user)
   generator = subreddit_data.generator(seed, 'messages')
   words, topics = _words(generator, num_topics)
   records = []
@@ -95,15 +86,6 @@ def messages(
       text = _sentence(generator, words, topics[topic], topicality)
       records.append((f'user{user:04d}', clicks, time, text))
   return subreddit_data.from_records('synthetic', records, labels=(0, 1))
-
-
-def _check(num_authors: int, num_topics: int, mean: int) -> None:
-  if num_authors < 1 or num_topics < 1 or mean < 2:
-    raise DataError(
-      f'Invented documents by {num_authors} authors, of {num_topics} topics, '
-      f'{mean} an author, are not possible. Ask for at least 1 author, 1 topic '
-      'and 2 documents an author.'
-    )
 
 
 def _words(

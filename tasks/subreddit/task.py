@@ -18,9 +18,9 @@ from tasks.subreddit import data as subreddit_data
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import predictors as subreddit_predictors
 from tasks.subreddit import synthetic as subreddit_synthetic
+from tasks.subreddit.documents import DocumentOptions
 from tasks.subreddit.documents import DocumentTask
 from tasks.subreddit.documents import Head
-from tasks.subreddit.documents import Options
 from tasks.task import Data
 from tasks.task import TRAIN
 
@@ -89,7 +89,7 @@ class Sticker(DocumentTask):
 
 
 @dataclasses.dataclass(frozen=True)
-class SubredditOptions(Options):
+class SubredditOptions(DocumentOptions):
   """Options of the task of comments."""
 
   name: ClassVar[str] = NAME
@@ -118,12 +118,14 @@ class SubredditOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class StickerOptions(Options):
+class StickerOptions(DocumentOptions):
   """Options of the task of messages."""
 
   name: ClassVar[str] = STICKER
 
-  sizes: subreddit_models.Sizes = subreddit_models.Sizes(user_embedding=4)
+  sizes: subreddit_models.DocumentSizes = subreddit_models.DocumentSizes(
+    user_embedding=4
+  )
 
   def load(self, data: Data, seed: int) -> Sticker:
     """Load the messages and make the task.

@@ -197,7 +197,7 @@ def test_a_model_is_tuned_before_it_is_mixed(model):
 # ---- models of next words ----------------------------------------------------
 
 _WORDS = Tokens(words=3, buckets=2)
-_SIZES = next_word_models.Sizes(
+_SIZES = next_word_models.NextWordSizes(
   embedding=4, lstm_units=6, projection=4, output=VOCABULARY
 )
 

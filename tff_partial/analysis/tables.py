@@ -82,8 +82,8 @@ def markdown(texts: pd.DataFrame, num_left: int | None = None) -> str:
   width = len(texts.columns)
   num_left = width if num_left is None else num_left
   lines = [
-    '| ' + ' | '.join(row) + ' |'
-    for row in (texts.columns, *texts.itertuples(index=False))
+    '| ' + ' | '.join(map(str, row)) + ' |'
+    for row in (list(texts), *texts.to_numpy().tolist())
   ]
   lines.insert(1, '|' + '---|' * num_left + '---:|' * (width - num_left))
   return '\n'.join(lines)

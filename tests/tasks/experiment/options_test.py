@@ -21,7 +21,7 @@ from tasks.experiment.run.dry_run import DryRun
 from tasks.experiment.run.folder import Folder
 from tasks.experiment.run.folder import with_flags_of_the_run
 from tasks.movielens import task as movielens
-from tasks.subreddit.models import Sizes
+from tasks.subreddit.models import DocumentSizes
 from tests.support import commands
 
 _RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))
@@ -105,7 +105,9 @@ def test_set_sets_what_has_no_flag(tmp_path):
       '--early_stopping_patience=1',
     ]
   )
-  assert config.task.sizes == Sizes(mlp_units=(8, 4), mean_of_places=True)
+  assert config.task.sizes == DocumentSizes(
+    mlp_units=(8, 4), mean_of_places=True
+  )
   assert config.loop.early_stopping_min_delta == 0.5
   optimizer = config.server.optimizer
   assert (optimizer.optimizer, optimizer.beta_2) == ('yogi', 0.99)
@@ -147,8 +149,8 @@ def test_numbers_of_other_kinds_become_pythons():
     (lambda: Loop(dropout_rate=1.5), '--dropout_rate=1.5: give at most 1'),
     (lambda: Server(aggregator='median'), 'choose one of mean, robust'),
     (lambda: Server(clip_norm='1'), '--clip_norm=1: give a number'),
-    (lambda: Sizes(mlp_units=[64]), 'give a tuple of whole numbers'),
-    (lambda: Sizes(learned_default=1), 'give True or False'),
+    (lambda: DocumentSizes(mlp_units=[64]), 'give a tuple of whole numbers'),
+    (lambda: DocumentSizes(learned_default=1), 'give True or False'),
     (
       lambda: movielens.MovieLensOptions(data_set=1),
       '--data_set=1: give a text',

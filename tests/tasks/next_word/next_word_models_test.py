@@ -5,7 +5,6 @@ The vocabulary of most tests has three words, and two buckets for all others:
   padding 0, words 1 2 3, buckets 4 5, beginning 6, end 7.
 """
 
-import collections
 from collections.abc import Callable
 import math
 from typing import Any
@@ -24,7 +23,7 @@ from tasks.next_word.classes import OUTPUTS
 from tasks.next_word.classes import VOCABULARY
 from tasks.next_word.models import BUCKET_LAYER
 from tasks.next_word.models import LSTM
-from tasks.next_word.models import Sizes
+from tasks.next_word.models import NextWordSizes
 from tasks.next_word.models import TRANSFORMER
 from tasks.next_word.tokens import Tokens
 from tests.support import planted
@@ -48,9 +47,9 @@ _SENTENCES = np.array(
 _READ, _LABELS = _SENTENCES[:, :-1], _SENTENCES[:, 1:]
 
 
-def _sizes(**sizes: Any) -> Sizes:
+def _sizes(**sizes: Any) -> NextWordSizes:
   small = {'embedding': 4, 'lstm_units': 6, 'projection': 4}
-  return Sizes(**{**small, 'hidden_units': 5, 'layers': 1, **sizes})
+  return NextWordSizes(**{**small, 'hidden_units': 5, 'layers': 1, **sizes})
 
 
 def _build(**sizes: Any) -> tf.keras.Model:
@@ -101,19 +100,6 @@ def test_classes_of_targets():
     assert classes.words == slice(first, first + 3)
 
 
-@pytest.mark.parametrize(
-  ('problem', 'classes'),
-  [
-    ('words: a model .* found 0', Classes(Tokens(0, 2))),
-    ('buckets: a model .* found 0', Classes(Tokens(3, 0))),
-    ("output: 'half' is none of all, vocabulary", Classes(_TOKENS, 'half')),
-  ],
-)
-def test_classes_that_make_no_sense_are_refused(problem, classes):
-  with pytest.raises(OptionError, match=problem):
-    classes.check()
-
-
 # ---- models ------------------------------------------------------------------
 
 
@@ -141,7 +127,11 @@ def test_the_papers_sizes(words, sent):
   The LSTM has 4 (96 + 670 + 1) 670 weights, the projection (670 + 1) 96, and
   the output (96 + 1) (V + 503).
   """
-  model = models.build_next_word_model(Tokens(words, 500), 20, models.PAPER)
+  model = models.build_next_word_model(
+    Tokens(words, 500),
+    20,
+    NextWordSizes(embedding=96, lstm_units=670, projection=96),
+  )
   local = model.get_layer(BUCKET_LAYER).count_params()
   assert local == 500 * 96
   assert model.count_params() - local == sent
@@ -186,14 +176,6 @@ def test_tied_outputs_are_in_the_order_of_classes():
 @pytest.mark.parametrize(
   ('problem', 'sizes'),
   [
-    ('model=rnn', {'architecture': 'rnn'}),
-    ('next_word_output=words', {'output': 'words'}),
-    ('next_word_embedding=0', {'embedding': 0}),
-    ('lstm_units=0', {'lstm_units': 0}),
-    ('next_word_projection=0', {'projection': 0}),
-    ('next_word_layers=0', {'layers': 0}),
-    ('next_word_hidden_units=0', {'hidden_units': 0}),
-    ('next_word_heads=0', {'heads': 0}),
     (
       'next_word_heads=3: .* embedding of 4',
       {'heads': 3, 'architecture': TRANSFORMER},
@@ -204,15 +186,6 @@ def test_tied_outputs_are_in_the_order_of_classes():
 def test_sizes_that_make_no_sense_are_refused(problem, sizes):
   with pytest.raises(OptionError, match=problem):
     _sizes(**sizes)
-
-
-@pytest.mark.parametrize(
-  ('problem', 'tokens', 'length'),
-  [('words', Tokens(0, 1), 5), ('length: sentences of 0', _TOKENS, 0)],
-)
-def test_models_of_nothing_are_refused(problem, tokens, length):
-  with pytest.raises(OptionError, match=problem):
-    models.build_next_word_model(tokens, length, _sizes())
 
 
 # ---- tiers -------------------------------------------------------------------
@@ -226,34 +199,6 @@ def test_vectors_of_buckets_can_be_local(model):
   assert model.specs(tiers.GLOBAL)['logits/kernel'].shape == (4, 8)
   # A client needs no more of the tables than the rows that it reads.
   assert 'word_embedding/embeddings' in model.only_looked_up
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('tied', [False, True])
-def test_first_values_of_local_vectors_can_be_learned(tied):
-  model = tff_partial.learn_first_values(
-    _from_keras(lambda: _build(tied=tied), local=BUCKET_LAYER)
-  )
-  table = f'{BUCKET_LAYER}/embeddings'
-  assert list(model.specs(tiers.LOCAL)) == [table]
-  shared = model.initial_weights(tiers.GLOBAL, [0, 1])
-
-  def said(own_value: float, first_value: float) -> np.ndarray:
-    named = collections.OrderedDict(shared)
-    named[f'first_values/{table}'] = tf.fill([2, 4], first_value)
-    logits, _ = model.predict(
-      {
-        tiers.GLOBAL: named,
-        tiers.LOCAL: {table: tf.fill([2, 4], own_value)},
-      },
-      {},
-      tf.constant(_READ),
-      training=False,
-      seed=[0, 1],
-    )
-    return logits.numpy()
-
-  np.testing.assert_allclose(said(0.5, 0.25), said(0.0, 0.75), rtol=1e-5)
 
 
 # ---- the loss ----------------------------------------------------------------

@@ -239,46 +239,6 @@ def test_a_private_run_does_not_weigh_by_tokens():
 # ---- optimizers and tuning ---------------------------------------------------
 
 
-def test_only_two_optimizers_have_a_second_moment_to_decay():
-  with pytest.raises(OptionError, match='sgd:beta_2: sgd has none'):
-    _config(update_beta_2=0.9)
-
-
-@pytest.mark.slow
-def test_clients_tune_the_variables_that_are_named():
-  weights = {}
-  for tuned in (f'{BUCKET_LAYER}/.*', None):
-    config = _config('fed_yogi', algorithm='fine_tuning', tuned=tuned)
-    trainable = Trainable(config, _task())
-    evaluation = trainable.evaluation(_task().validation)
-    clients = _task().clients(VALIDATION, evaluation.example_spec)
-    name = clients.client_ids[0]
-    (examples,) = clients.cohort([name], np.zeros([1, 2], np.int32))
-    state = trainable.process.initialize()
-    before = trainable.process.get_model_weights(state)
-    after = evaluation.personalise(
-      before, evaluation.initialize_client([0, 0]), examples
-    )
-    weights[tuned] = {
-      variable: bool((after[variable] != old).any())
-      for variable, old in before.trainable[tiers.GLOBAL].items()
-    }
-  changed, all_changed = weights.values()
-  assert [name for name, has in changed.items() if has] == [
-    f'{BUCKET_LAYER}/embeddings'
-  ]
-  assert sum(all_changed.values()) > 3
-
-
-@pytest.mark.slow
-def test_a_name_that_no_variable_has_is_refused():
-  config = _config('fed_yogi', algorithm='fine_tuning', tuned='bucket')
-  with pytest.raises(
-    phases.PhaseError, match="variable_filter='bucket' names none"
-  ):
-    Trainable(config, _task()).evaluation(_task().validation)
-
-
 def _loss(evaluation: Any) -> float:
   """What first weights cost the authors for tests."""
   clients = _task().clients(TEST, evaluation.example_spec)
@@ -397,7 +357,7 @@ def test_more_users_tell_more_words():
         mechanism,
         noise_seed=0,
         simulated_users=simulated,
-      ).words.words
+      ).words
     )
     for simulated in (200, 5000)
   ]

@@ -42,7 +42,9 @@ _SIZES = subreddit_models.Sizes(
 _AUTHOR = 'author0001'
 
 
-def _options(kind=subreddit.SubredditOptions, **options) -> documents.Options:
+def _options(
+  kind=subreddit.SubredditOptions, **options
+) -> documents.DocumentOptions:
   return kind(
     **{'max_chars': 48, 'num_support': 2, 'num_reserved': 5, **options},
     sizes=_SIZES,
@@ -301,10 +303,6 @@ def test_loads_files_and_inventions(tmp_path, kind, record):
 @pytest.mark.parametrize(
   ('name', 'options'),
   [
-    ('num_subreddits', {'num_subreddits': 0}),
-    ('min_examples', {'min_documents': 0}),
-    ('max_chars', {'max_chars': 0}),
-    ('num_support', {'num_support': -1}),
     ('num_reserved', {'num_support': 11, 'num_reserved': 10}),
     ('max_documents', {'min_documents': 11, 'max_documents': 10}),
   ],
