@@ -60,41 +60,6 @@ class OneOfTwo(tf.keras.layers.Layer):
     return tf.where(is_second[..., tf.newaxis], second, first)
 
 
-@tf.keras.saving.register_keras_serializable(package='tff_partial')
-class WholeTable(tf.keras.layers.Embedding):
-  """Embedding layer that also outputs its table, for tied outputs.
-
-  Maps integers `[batch, time]` to vectors, `[batch, time, size]`, and all rows,
-  `[rows, size]`. Since a model reads all rows, each step updates all of them.
-  """
-
-  def call(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return super().call(rows), tf.identity(self.embeddings)
-
-
-@tf.keras.saving.register_keras_serializable(package='tff_partial')
-class TiedLogits(tf.keras.layers.Layer):
-  """Scalar products with the rows of tables, plus a bias for each row.
-
-  Maps vectors, float `[batch, time, size]`, and tables, `[rows, size]` each, to
-  `[batch, time, all rows]`, table after table.
-  """
-
-  def build(self, input_shape: list[tf.TensorShape]) -> None:
-    _, *tables = input_shape
-    self.bias = self.add_weight(
-      name='bias',
-      shape=[sum(shape[0] for shape in tables)],
-      initializer='zeros',
-    )
-    super().build(input_shape)
-
-  def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
-    vectors, *tables = inputs
-    rows = tf.concat(tables, 0) if len(tables) > 1 else tables[0]
-    return tf.tensordot(vectors, rows, [[2], [1]]) + self.bias
-
-
 # ---- recurrence --------------------------------------------------------------
 
 

@@ -6,13 +6,12 @@ transformer. Words and special tokens have their vectors in one table; buckets
 of words outside the vocabulary have theirs in another, the layer
 `BUCKET_LAYER`, so that either can be local. With local buckets and the output
 `ALL`, the weights that predict buckets are global, as with the authors: only
-the input vectors of buckets are local. With tied outputs, local vectors are
-used for both.
+the input vectors of buckets are local.
 
 Deviations from the paper: the default sizes are small, for two cores; the
 paper's are 96, 670 and 96 (appendix C.2). The recurrence does not skip padding,
-which follows all tokens that count. Three options are ours: the transformer,
-the output `VOCABULARY`, and tied outputs.
+which follows all tokens that count. Two options are ours: the transformer and
+the output `VOCABULARY`.
 """
 
 from collections.abc import Callable
@@ -29,9 +28,7 @@ from tasks.next_word.classes import Classes
 from tasks.next_word.classes import OUTPUTS
 from tasks.next_word.layers import LoopedLSTM
 from tasks.next_word.layers import OneOfTwo
-from tasks.next_word.layers import TiedLogits
 from tasks.next_word.layers import TokenRows
-from tasks.next_word.layers import WholeTable
 from tasks.next_word.tokens import Tokens
 from tasks.options import detail
 from tasks.options import option
@@ -75,9 +72,6 @@ class NextWordSizes(Options):
     "paper's do; or words of the vocabulary and the end of a sentence alone.",
     choices=OUTPUTS,
   )
-  tied: bool = detail(
-    False, 'The output rests on the same tables as the embedding.'
-  )
 
   def flag_prefix(self) -> str:
     """Return the prefix of the flags."""
@@ -90,13 +84,6 @@ class NextWordSizes(Options):
       raise OptionError(
         f'--set=next_word_heads={self.heads}: they cannot divide an '
         f'embedding of {self.embedding} among them. Choose a divisor of it.'
-      )
-    is_lstm = self.architecture == LSTM
-    if self.tied and is_lstm and self.projection != self.embedding:
-      raise OptionError(
-        f'--set=next_word_projection={self.projection}: a tied output '
-        f'compares it with embeddings, of length {self.embedding}. Give both '
-        'one length.'
       )
 
 
@@ -121,13 +108,15 @@ def build_next_word_model(
     of `Classes(tokens, sizes.output)`; or to a mapping of these LOGITS and of
     FEATURES, float32 `[batch, length, size]`.
   """
-  classes = Classes(tokens, sizes.output)
   layers = tf.keras.layers
   sentence = layers.Input([length], dtype=tf.int32, name='sentence')
   rows, bucket_rows, is_bucket = TokenRows(*tokens, name='rows')(sentence)
-  words, word_table = _look_up(rows, tokens.words + 3, sizes, 'word_embedding')
-  buckets, bucket_table = _look_up(
-    bucket_rows, tokens.buckets, sizes, BUCKET_LAYER
+  words, buckets = (
+    layers.Embedding(number, sizes.embedding, name=name)(places)
+    for places, number, name in (
+      (rows, tokens.words + 3, 'word_embedding'),
+      (bucket_rows, tokens.buckets, BUCKET_LAYER),
+    )
   )
   vectors = OneOfTwo(name='embedding')([words, buckets, is_bucket])
   if sizes.architecture == LSTM:
@@ -137,11 +126,8 @@ def build_next_word_model(
     said = transformer.read(
       vectors, sizes.layers, sizes.heads, sizes.hidden_units
     )
-  if sizes.tied:
-    tables = _tables_of_classes(classes, word_table, bucket_table)
-    logits = TiedLogits(name='logits')([said, *tables])
-  else:
-    logits = layers.Dense(classes.number, name='logits')(said)
+  number = Classes(tokens, sizes.output).number
+  logits = layers.Dense(number, name='logits')(said)
   outputs = {LOGITS: logits, FEATURES: said} if features else logits
   return tf.keras.Model(sentence, outputs, name='next_word')
 
@@ -184,23 +170,3 @@ def of_logits(
     lambda labels, outputs: loss(labels, outputs[LOGITS]),
     lambda: [OfLogits(metric) for metric in build_metrics()],
   )
-
-
-def _look_up(
-  rows: Any, number: int, sizes: NextWordSizes, name: str
-) -> tuple[Any, Any]:
-  """Look up vectors in a new table; also return it for tied outputs."""
-  kind = WholeTable if sizes.tied else tf.keras.layers.Embedding
-  table = kind(number, sizes.embedding, name=name)
-  return table(rows) if sizes.tied else (table(rows), None)
-
-
-def _tables_of_classes(
-  classes: Classes, word_table: Any, bucket_table: Any
-) -> list[Any]:
-  """Return tables whose rows are those of the classes, in their order."""
-  words = classes.tokens.words
-  # Rows are padding, words, beginning, end.
-  if classes.output == ALL:
-    return [word_table[: words + 1], bucket_table, word_table[words + 1 :]]
-  return [word_table[1 : words + 1], word_table[words + 2 :]]

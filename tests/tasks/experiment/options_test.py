@@ -178,8 +178,8 @@ def test_numbers_of_other_kinds_become_pythons():
     (lambda: parse(['--emnist_users=3']), 'Use --users=VALUE'),
     (lambda: parse(['--server_momentum=3']), 'Use --server_optimizer=NAME:mom'),
     (
-      lambda: parse(['--nonext_word_tied']),
-      '--next_word_tied: this flag is no more. Use --set=next_word_tied=VALUE',
+      lambda: parse(['--nolearned_default']),
+      '--learned_default: this flag is no more. Use --set=learned_default=',
     ),
     (lambda: parse(['--set=knn_tokens=3']), 'no option of this name'),
     (

@@ -49,18 +49,9 @@ def test_the_lstm_computes_what_keras_computes(jit):
   )
 
 
-def test_tied_logits_are_scalar_products_with_rows():
-  vectors = tf.constant([[[1.0, 2.0]]])
-  tables = tf.constant([[3.0, 0.0], [0.0, 1.0]]), tf.constant([[1.0, 1.0]])
-  layer = layers.TiedLogits()
-  assert layer([vectors, *tables]).numpy().tolist() == [[[3.0, 2.0, 3.0]]]
-  layer.set_weights([np.array([0.0, 0.5, -3.0])])
-  assert layer([vectors, *tables]).numpy().tolist() == [[[3.0, 2.5, 0.0]]]
-
-
 @pytest.mark.parametrize(
   'layer',
-  [layers.TokenRows(3, 2), layers.LoopedLSTM(7), layers.WholeTable(5, 2)],
+  [layers.TokenRows(3, 2), layers.LoopedLSTM(7)],
 )
 def test_layers_can_be_made_again(layer):
   again = type(layer).from_config(layer.get_config())

@@ -104,10 +104,9 @@ def test_classes_of_targets():
 
 
 @pytest.mark.parametrize('output', OUTPUTS)
-@pytest.mark.parametrize('tied', [False, True])
 @pytest.mark.parametrize('architecture', [LSTM, TRANSFORMER])
-def test_a_model_makes_a_logit_for_each_class(architecture, tied, output):
-  model = _build(architecture=architecture, tied=tied, output=output)
+def test_a_model_makes_a_logit_for_each_class(architecture, output):
+  model = _build(architecture=architecture, output=output)
   logits = model(_READ)
   number = {ALL: 8, VOCABULARY: 4}[output]
   assert logits.shape == (4, _LENGTH, number)
@@ -153,26 +152,6 @@ def test_a_bucket_is_read_by_its_own_vector():
   ]
 
 
-def test_tied_outputs_are_in_the_order_of_classes():
-  for output, classes in ((ALL, [5]), (VOCABULARY, [])):
-    model = _build(tied=True, output=output)
-    before = model(_READ[:1])  # Without buckets.
-    table = model.get_layer(BUCKET_LAYER)
-    (rows,) = table.get_weights()
-    table.set_weights([rows + [[0.0], [1.0]]])
-    change = np.abs(model(_READ[:1]) - before).max((0, 1))
-    assert change.nonzero()[0].tolist() == classes
-  for output, end in ((ALL, 7), (VOCABULARY, 3)):
-    model = _build(tied=True, output=output)
-    before = model(_READ[:1, :1].repeat(5, 1))
-    table = model.get_layer('word_embedding')
-    (rows,) = table.get_weights()
-    rows[5] += 1.0  # The end of a sentence.
-    table.set_weights([rows])
-    change = np.abs(model(_READ[:1, :1].repeat(5, 1)) - before).max((0, 1))
-    assert change.nonzero()[0].tolist() == [end]
-
-
 @pytest.mark.parametrize(
   ('problem', 'sizes'),
   [
@@ -180,7 +159,6 @@ def test_tied_outputs_are_in_the_order_of_classes():
       'next_word_heads=3: .* embedding of 4',
       {'heads': 3, 'architecture': TRANSFORMER},
     ),
-    ('next_word_projection=5: .* length 4', {'projection': 5, 'tied': True}),
   ],
 )
 def test_sizes_that_make_no_sense_are_refused(problem, sizes):

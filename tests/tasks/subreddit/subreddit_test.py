@@ -27,7 +27,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.training.participation import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
-_SIZES = subreddit_models.Sizes(
+_SIZES = subreddit_models.DocumentSizes(
   ngram_lengths=(3,),
   ngram_buckets=500,
   char_embedding=8,
