@@ -320,16 +320,6 @@ def test_stackoverflow_of_one_sqlite_file(stackoverflow):
   _check_stackoverflow(corpora.load('stackoverflow', stackoverflow, Limits()))
 
 
-def test_stackoverflow_of_a_sqlite_file_with_an_index(stackoverflow, tmp_path):
-  path = tmp_path / 'stackoverflow.sqlite'
-  path.write_bytes(
-    (stackoverflow / 'stackoverflow' / 'stackoverflow.sqlite').read_bytes()
-  )
-  with sqlite3.connect(path) as database:
-    database.execute('CREATE INDEX i ON examples (client_id)')
-  _check_stackoverflow(corpora.load('stackoverflow', tmp_path, Limits()))
-
-
 def test_only_drawn_clients_are_read(stackoverflow):
   limits = Limits(max_users=1)
   found = corpora.load('stackoverflow', stackoverflow, limits)

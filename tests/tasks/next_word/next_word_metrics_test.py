@@ -5,26 +5,18 @@ The vocabulary has three words, and there are two buckets for all others:
   padding 0, words 1 2 3, buckets 4 5, beginning 6, end 7.
 """
 
-import collections
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tasks.next_word import metrics
 from tasks.next_word.classes import ALL
-from tasks.next_word.classes import build_loss
 from tasks.next_word.classes import Classes
 from tasks.next_word.classes import OUTPUTS
 from tasks.next_word.classes import VOCABULARY
 from tasks.next_word.tokens import Tokens
-from tests.support import planted
-import tff_partial
-from tff_partial import evaluation as evaluation_lib
-from tff_partial import runtimes
-from tff_partial import tiers
 from tff_partial.model import keras_metrics
 
 _TOKENS = Tokens(words=3, buckets=2)
@@ -205,82 +197,3 @@ def test_metrics_can_be_given_as_a_list_of_which_copies_are_made():
     again = type(metric).from_config(metric.get_config())
     assert again.get_config() == metric.get_config()
     assert again.name == metric.name
-
-
-# ---- clients -----------------------------------------------------------------
-
-
-@pytest.fixture(scope='module', name='measured')
-def fixture_measured():
-  """Clients with some of the sentences each, measured by the library.
-
-  The model predicts from the last token alone.
-  """
-  classes = Classes(_TOKENS, VOCABULARY)
-
-  def build() -> tf.keras.Model:
-    tokens = tf.keras.Input([5], dtype=tf.int32)
-    scores = tf.keras.layers.Embedding(8, classes.number, 'random_normal')
-    return tf.keras.Model(tokens, scores(tokens))
-
-  model = tff_partial.from_keras(
-    build,
-    loss=build_loss(classes),
-    metrics=lambda: metrics.build_metrics(classes),
-    labels=tf.TensorSpec([5], tf.int32),
-  )
-  evaluation = evaluation_lib.build_query_evaluation(
-    model, measure_batch_size=2
-  )
-  read = np.concatenate([np.full([5, 1], 6), _LABELS[:, :-1]], 1)
-  clients = {
-    name: {'x': read[rows].astype(np.int32), 'y': _LABELS[rows]}
-    for name, rows in {'ann': [0, 1, 4], 'bob': [2, 3], 'cid': [3]}.items()
-  }
-  weights = tff.learning.models.ModelWeights(
-    collections.OrderedDict(
-      {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, [0, 1])}
-    ),
-    collections.OrderedDict(),
-  )
-  with runtimes.cohort(jit=False):
-    cohort = planted.cohort_of(evaluation, clients)
-    found = evaluation.evaluate(
-      weights, planted.first_states(evaluation, cohort), cohort
-    )
-  (table,) = weights.trainable['global'].values()
-  expected = {
-    name: (fields['y'], table.numpy()[fields['x']])
-    for name, fields in clients.items()
-  }
-  return found, expected, classes
-
-
-@pytest.mark.slow
-def test_clients_are_measured_each_by_itself(measured):
-  found, expected, classes = measured
-  ann, bob, cid = found.per_client
-  labels, logits = expected['ann']
-  wanted = _by_hand(labels, logits, np.ones(3), classes)
-  assert {name: ann[name] for name in _NAMES} == pytest.approx(wanted, rel=1e-5)
-  # One has no word of the vocabulary, but the end of a sentence; one nothing.
-  assert bob['num_tokens'] == 3 and bob['perplexity'] > 1.0
-  assert np.isnan([bob['accuracy'], bob['accuracy_top_3']]).all()
-  assert np.isnan([cid[name] for name in _NAMES if name != 'num_tokens']).all()
-  summary = evaluation_lib.summarize(found.per_client)
-  assert summary['accuracy']['mean'] == ann['accuracy']
-  assert summary['accuracy']['num_undefined'] == 2
-  assert summary['perplexity']['num_undefined'] == 1
-  assert 'num_undefined' not in summary['num_tokens']
-
-
-def test_clients_are_measured_together(measured):
-  found, expected, classes = measured
-  labels, logits = (
-    np.concatenate(arrays) for arrays in zip(*expected.values(), strict=True)
-  )
-  wanted = _by_hand(labels, logits, np.ones(len(labels)), classes)
-  pooled = {name: found.metrics[name] for name in _NAMES}
-  assert pooled == pytest.approx(wanted, rel=1e-5)
-  assert found.metrics['num_examples'] == 6
-  assert found.metrics['num_not_finite'] == 0

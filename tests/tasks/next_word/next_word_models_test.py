@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 from tasks.errors import OptionError
-from tasks.next_word import metrics
 from tasks.next_word import models
 from tasks.next_word.classes import ALL
 from tasks.next_word.classes import build_loss
@@ -26,10 +25,7 @@ from tasks.next_word.models import LSTM
 from tasks.next_word.models import NextWordSizes
 from tasks.next_word.models import TRANSFORMER
 from tasks.next_word.tokens import Tokens
-from tests.support import planted
 import tff_partial
-from tff_partial import algorithms
-from tff_partial import runtimes
 from tff_partial import tiers
 
 _TOKENS = Tokens(words=3, buckets=2)
@@ -223,50 +219,6 @@ def test_without_targets_there_is_no_loss(output):
     losses = build_loss(Classes(_TOKENS, output))(labels, scores)
   assert not losses.numpy().any()
   assert not tape.gradient(losses, scores).numpy().any()
-
-
-# ---- training ----------------------------------------------------------------
-
-
-@pytest.fixture(scope='module', name='rounds')
-def fixture_rounds():
-  """FedRecon on three clients, one of whom writes nothing that is known."""
-  process = algorithms.build_fed_recon(
-    _from_keras(
-      lambda: _build(output=VOCABULARY),
-      VOCABULARY,
-      local=BUCKET_LAYER,
-      metrics=lambda: metrics.build_metrics(Classes(_TOKENS, VOCABULARY)),
-    ),
-    batch_size=2,
-    reconstruction_optimizer=tff_partial.sgd(0.5),
-    update_optimizer=tff_partial.sgd(0.5),
-    update_epochs=5,
-  )
-  clients = {
-    'ann': {'x': _READ, 'y': _LABELS},
-    'bob': {'x': _READ[1:], 'y': _LABELS[1:]},
-    'cid': {'x': np.full([2, 5], 4), 'y': np.full([2, 5], 5)},
-  }
-  outputs = []
-  with runtimes.cohort(jit=False):
-    cohort = planted.cohort_of(process, clients)
-    state = None
-    for _ in range(3):
-      outputs.append(planted.run(process, cohort, state))
-      state = outputs[-1].state
-  return process, outputs
-
-
-@pytest.mark.slow
-def test_federated_reconstruction_trains_the_model(rounds):
-  process, outputs = rounds
-  first, *_, last = map(planted.train_metrics, outputs)
-  assert first['num_not_finite'] == last['num_not_finite'] == 0
-  assert 1.0 < last['perplexity'] < first['perplexity']
-  assert last['loss'] == pytest.approx(math.log(last['perplexity']), rel=1e-5)
-  weights = planted.global_weights(process, outputs[-1].state)
-  assert not any(name.startswith(BUCKET_LAYER) for name in weights)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 
 import numpy as np
 import pytest
@@ -12,13 +11,11 @@ import tensorflow_federated as tff
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.experiment.command_line.flags import parse
-from tasks.subreddit import data as subreddit_data
 from tasks.subreddit import documents
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import synthetic as subreddit_synthetic
 from tasks.subreddit import task as subreddit
 from tasks.task import Data
-from tasks.task import OWN
 from tasks.task import TABLE
 import tff_partial
 from tff_partial import runtimes
@@ -26,7 +23,6 @@ from tff_partial import tiers
 from tff_partial.composition import Aggregation
 from tff_partial.training.participation import sampling
 
-_REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _SIZES = subreddit_models.DocumentSizes(
   ngram_lengths=(3,),
   ngram_buckets=500,
@@ -333,22 +329,3 @@ def test_flags_say_what_the_options_say():
   assert options.max_documents is None
   with pytest.raises(OptionError, match='--set=mlp_units=a'):
     parse(['--set=mlp_units=a'])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not _REAL, reason='needs the real comments')
-def test_real_comments_take_little_memory():
-  options = subreddit.SubredditOptions(min_documents=50, max_documents=None)
-  task = options.load(Data(data_dir=_REAL), 0)
-  clients = task.clients('train', task.model_with(OWN).example_spec)
-  assert len(clients) == 1395
-  resident = {
-    id(array): array.nbytes
-    for group in clients.cohort(
-      clients.client_ids, sampling.client_seeds(clients.client_ids, 0)
-    ).groups
-    for array in tf.nest.flatten(group.resident)
-  }
-  real = clients.num_examples * 280
-  assert real < sum(resident.values()) < 10 * real
-  assert isinstance(task.documents, subreddit_data.Documents)
