@@ -43,6 +43,20 @@ class EvaluationOutput(NamedTuple):
   per_client: Any
 
 
+class EvaluationParts(NamedTuple):
+  """Arguments of `build_evaluation` besides the model, to build another.
+
+  Attributes:
+    work: Phases that personalise and measure.
+    client_state: What clients remember from training.
+    server_state: Makes the server's state besides weights, or None.
+  """
+
+  work: phases.Work
+  client_state: client_state.ClientState
+  server_state: client_work.ServerState | None
+
+
 class Evaluation(NamedTuple):
   """An evaluation as TFF computations.
 
@@ -59,6 +73,7 @@ class Evaluation(NamedTuple):
       trainable weights of the client's personal model.
     model: The model that is measured.
     example_spec: The spec of an example; pack data with it.
+    parts: What it was built from.
     server_type: Type of the server's state that clients read; None if they read
       none.
   """
@@ -69,6 +84,7 @@ class Evaluation(NamedTuple):
   personalise: tff.Computation
   model: models.PartialModel
   example_spec: examples.ExampleSpec
+  parts: EvaluationParts
   server_type: tff.Type | None = None
 
   def beside(self, server_state: Any) -> tuple[Any, ...]:
@@ -171,6 +187,7 @@ def build_evaluation(
     does.computation(run_and_keep, told),
     model,
     does.example_spec,
+    EvaluationParts(work, client_state, server_state),
     server_type,
   )
 

@@ -45,6 +45,7 @@ FLOORS = {
     'random_bits',
     'solvers.*',
     'sparse.*',
+    'templates.implicit_factors',
     'templates.rating_posteriors',
     'templates.server_optimizers',
     'terms',
@@ -66,6 +67,7 @@ FLOORS = {
     'client_statistics',
     'templates.assigned_training',
     'templates.partial_training',
+    'templates.ranking',
   ),
   'top': (
     '__init__',

@@ -80,15 +80,19 @@ def replaced_predictions(
       model's predictions.
   """
   given = batch_of(context).predictions
+  measured = tf.nest.map_structure(
+    lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
+    context.model.replaced_spec,
+  )
   found = predict_fn(context)
-  if not _alike(given, found):
+  if not _alike(measured, found):
     raise phases.PhaseError(
-      f'predict_fn: a client predicts {found} in the place of {given}, which '
-      'the model predicts. Return the same structure of tensors, of the same '
-      'shapes and dtypes.'
+      f'predict_fn: a client predicts {found} in the place of {measured}, '
+      'which the model predicts. Return the same structure of tensors, of the '
+      'same shapes and dtypes.'
     )
   mask = keras_functions.mask_of(given)
-  if mask is not None:
+  if mask is not None and tf.is_tensor(found):
     found = tf.identity(found)
     found._keras_mask = mask
   return found
@@ -226,9 +230,10 @@ class Steps:
               phase.predict_fn,
               self._knows(weights, batch, is_real, predictions, seed, 'answer'),
             )
-          value = self._context.model.loss(
+          model = self._context.model
+          value = model.loss(
             batch['y'],
-            predictions,
+            model.compared(predictions) if phase.predict_fn else predictions,
             batch['weight'],
             is_real,
             regularization,

@@ -62,6 +62,8 @@ class PartialModel:
     client_tables: The tables that are sized per client.
     example_spec: The fields of an example that the model reads: x, y, weight.
     prediction_spec: Specs of one example's prediction.
+    replaced_spec: Specs of what a phase's `predict_fn` returns in its place.
+    compared: Returns the part of that which the loss compares with labels.
     metrics: Keras metrics as pure functions.
     given_values: First values that were given rather than drawn, by name.
     is_regularized: True if layers add losses of weights.
@@ -100,6 +102,10 @@ class PartialModel:
       )
     self.seed = seed
     self._loss = loss
+    # What a measured phase's `predict_fn` returns, and the part of it that the
+    # loss compares with labels.
+    self.replaced_spec = spec.outputs
+    self.compared: Callable[[Any], Any] = lambda predictions: predictions
     # Spec of the mask over an example's steps, if a layer sets one.
     self._mask: tf.TensorSpec | None = None
     self._class_weights = None
@@ -157,6 +163,28 @@ class PartialModel:
     """
     model = copy.copy(self)
     model._set_functions(wrap(self._functions), tier_of, given_values)
+    return model
+
+  def with_replaced_predictions(
+    self,
+    spec: Any,
+    compared: Callable[[Any], Any],
+    metrics: keras_metrics.Metrics,
+  ) -> 'PartialModel':
+    """Make the model of an evaluation whose `predict_fn` replaces predictions.
+
+    Args:
+      spec: Specs of what `predict_fn` returns for one example.
+      compared: Returns the part of it that the loss compares with labels: a
+        prediction of this model.
+      metrics: Metrics of labels and what `predict_fn` returns.
+    """
+    model = copy.copy(self)
+    model.replaced_spec = spec
+    model.compared = compared
+    model.metrics = keras_metrics.PureMetrics(
+      metrics, self.example_spec['y'], spec, self.example_spec['weight']
+    )
     return model
 
   def __repr__(self) -> str:

@@ -4,7 +4,9 @@ from tff_partial._environment import lazily as _lazily
 
 __all__ = [
   'assigned_training',
+  'implicit_factors',
   'partial_training',
+  'ranking',
   'rating_posteriors',
   'server_optimizers',
 ]

@@ -1,0 +1,237 @@
+"""Evaluations by ranking: of all items that a client has not seen.
+
+`build_ranking_eval` takes the evaluation of any algorithm whose model predicts
+a number for an item, and returns one with the same personalisation that ranks
+each of the client's query items among the items of the catalogue that are not
+in its support set.
+
+To train such a model by gradients, `NegativeItems` draws items beside each
+example's, and `loss_with_negatives` compares their scores.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial import evaluation as evaluations
+from tff_partial import phases
+from tff_partial.contexts import batch_of
+from tff_partial.contexts import ClientContext
+from tff_partial.contexts import Compute
+from tff_partial.data import splits
+from tff_partial.errors import SettingError
+from tff_partial.model import ranking_metrics
+
+# Names of the outputs of a model with drawn negatives.
+SCORE, NEGATIVES = 'score', 'negatives'
+# Losses with negatives: binary cross-entropy (He et al., "Neural collaborative
+# filtering", 2017), Bayesian personalized ranking (Rendle et al., 2009), and
+# softmax cross-entropy over the item and its negatives.
+BINARY, BPR, SOFTMAX = 'binary', 'bpr', 'softmax'
+LOSSES = (BINARY, BPR, SOFTMAX)
+
+_SEEN, _HELD_OUT = 'ranking_seen', 'ranking_held_out'
+_PREDICTION = 'prediction'
+
+Metrics = Callable[[], Sequence[tf.keras.metrics.Metric]]
+
+
+def build_ranking_eval(
+  evaluation: evaluations.Evaluation,
+  num_items: int,
+  *,
+  split: splits.Split,
+  item: str | None = None,
+  output: str | None = None,
+  metrics: Metrics | None = None,
+  num_top: int = 10,
+  batch_size: int = 8,
+) -> evaluations.Evaluation:
+  """Build an evaluation that ranks the query items of each client.
+
+  Among drawn negatives, the other query items of the client are not drawn.
+
+  Args:
+    evaluation: How clients personalise, from an algorithm's builder.
+    num_items: Number of items of the catalogue; their ids are from 0.
+    split: Support set, whose items are seen and never ranked, and query set.
+    item: The name of the item id among the model's inputs; None if it is the
+      only one. Other inputs are those of the ranked example.
+    output: The name of the scores among the model's outputs; None if they are
+      the only one.
+    metrics: Makes metrics of `ranking_metrics.Ranks`; `ranking_metrics()` by
+      default.
+    num_top: Number of first items for `CatalogueCoverage`.
+    batch_size: Query items ranked at a time; does not change the result.
+
+  Example:
+    >>> split = tff_partial.splits.by_mark()
+    >>> evaluation = algorithms.build_fed_recon_eval(model, split=split)
+    >>> ranking = templates.ranking.build_ranking_eval(
+    ...   evaluation, 1_000, split=split
+    ... )
+
+  Raises:
+    SettingError: If the model does not predict one number for an item, or the
+      evaluation replaces its predictions.
+  """
+  model = evaluation.model
+  *before, last = evaluation.parts.work
+  if not isinstance(last, phases.Phase) or last.predict_fn is not None:
+    raise SettingError(
+      'build_ranking_eval: the evaluation replaces the predictions of its '
+      "model, such as by a memory. Rank by the model's own scores."
+    )
+  scores = model.prediction_spec
+  if isinstance(scores, Mapping) and output in scores:
+    scores = scores[output]
+  if not isinstance(scores, tf.TensorSpec) or scores.shape.num_elements() != 1:
+    raise SettingError(
+      f'build_ranking_eval: the model predicts {model.prediction_spec}, of '
+      f'which output={output!r} is no number for an item.'
+    )
+
+  def items_of(client: ClientContext) -> tf.Tensor:
+    """Return which items are among the client's examples, bool `[items]`."""
+    x, weight = client.examples['x'], client.examples['weight']
+    counts = tf.cast(client.is_real & (weight > 0), tf.int32)
+    ids = x if item is None else x[item]
+    return tf.math.unsorted_segment_sum(counts, ids, num_items) > 0
+
+  def scores_of(client: ClientContext, x: Any) -> tf.Tensor:
+    """Return the scores of all items, `[items]`."""
+    everything = tf.range(num_items)
+    if item is None:
+      inputs = tf.cast(everything, x.dtype)
+    else:
+      inputs = {
+        name: tf.repeat(values[:1], num_items, 0) for name, values in x.items()
+      }
+      inputs[item] = tf.cast(everything, x[item].dtype)
+    of_all = client._replace(examples={**client.examples, 'x': inputs})
+    found = of_all.predict(last.read)
+    found = found if output is None else found[output]
+    return tf.cast(tf.reshape(found, [-1]), tf.float32)
+
+  def rank(client: ClientContext) -> Any:
+    batch, seen = batch_of(client), client.computed[_SEEN]
+    held_out = client.computed[_HELD_OUT]
+    ids = batch.x if item is None else batch.x[item]
+    scores = scores_of(client, batch.x)
+    of_item = tf.gather(scores, ids)[:, None]
+    number = tf.reduce_sum(tf.cast(held_out, tf.float32))
+    is_target = tf.one_hot(ids, num_items, True, False, dtype=tf.bool)
+
+    def counts(among: tf.Tensor) -> Mapping[str, tf.Tensor]:
+      among = among & ~is_target
+      comparisons = {
+        'above': scores > of_item,
+        'tied': tf.equal(scores, of_item),
+        'others': True,
+      }
+      return {
+        name: tf.reduce_sum(tf.cast(is_so & among, tf.float32), 1)
+        for name, is_so in comparisons.items()
+      }
+
+    unseen = ~seen
+    _, top = tf.math.top_k(tf.where(unseen, scores, scores.dtype.min), num_top)
+    return {
+      _PREDICTION: batch.predictions,
+      'all': counts(unseen),
+      'drawn': counts(unseen & ~held_out),
+      'held_out': tf.fill(tf.shape(ids), number),
+      'top': tf.repeat(top[None], tf.size(ids), 0),
+    }
+
+  ranked = model.with_replaced_predictions(
+    {
+      _PREDICTION: model.prediction_spec,
+      **ranking_metrics.ranks_spec(num_top),
+    },
+    lambda ranks: ranks[_PREDICTION],
+    metrics or ranking_metrics.ranking_metrics(),
+  )
+  measured = dataclasses.replace(
+    last, on=split.query, batch_size=batch_size, predict_fn=rank
+  )
+  return evaluations.build_evaluation(
+    ranked,
+    work=[
+      *before,
+      Compute(_SEEN, items_of, on=split.support),
+      Compute(_HELD_OUT, items_of, on=split.query),
+      measured,
+    ],
+    client_state=evaluation.parts.client_state,
+    server_state=evaluation.parts.server_state,
+  )
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class NegativeItems(tf.keras.layers.Layer):
+  """Each item id with ids that are drawn uniformly from the catalogue.
+
+  Maps integers `[batch]` to `[batch, 1 + number]`, the given item first. Items
+  are drawn again in each step. One that the client has interacted with may be
+  among them, so that nothing depends on which items are held out.
+  """
+
+  def __init__(self, num_items: int, number: int, **kwargs: Any):
+    """Initialize the layer.
+
+    Args:
+      num_items: Number of items of the catalogue.
+      number: Number of drawn items for each given one.
+      **kwargs: Arguments of all layers, such as the name.
+    """
+    super().__init__(**kwargs)
+    self.num_items = num_items
+    self.number = number
+
+  def call(self, items: tf.Tensor) -> tf.Tensor:
+    """Return the items with the drawn ones."""
+    uniform = tf.keras.initializers.RandomUniform(0.0, float(self.num_items))
+    drawn = uniform([tf.shape(items)[0], self.number], tf.float32)
+    drawn = tf.minimum(tf.cast(drawn, items.dtype), self.num_items - 1)
+    return tf.concat([items[:, None], drawn], 1)
+
+  def get_config(self) -> dict[str, Any]:
+    """Return the layer's configuration."""
+    return {
+      **super().get_config(),
+      'num_items': self.num_items,
+      'number': self.number,
+    }
+
+
+def loss_with_negatives(kind: str) -> Callable[[Any, Any], tf.Tensor]:
+  """Return a loss of the outputs SCORE, `[batch]`, and NEGATIVES.
+
+  Labels are not read: each example is an interaction.
+
+  Args:
+    kind: BINARY, BPR or SOFTMAX.
+
+  Raises:
+    SettingError: If it is another.
+  """
+  if kind not in LOSSES:
+    raise SettingError(
+      f'loss_with_negatives: kind={kind!r}: choose one of {LOSSES}.'
+    )
+
+  def loss(labels: tf.Tensor, outputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    del labels
+    score, negatives = outputs[SCORE], outputs[NEGATIVES]
+    if kind == BINARY:
+      of_negatives = tf.reduce_sum(tf.nn.softplus(negatives), 1)
+      return tf.nn.softplus(-score) + of_negatives
+    if kind == BPR:
+      return tf.reduce_mean(tf.nn.softplus(negatives - score[:, None]), 1)
+    everything = tf.concat([score[:, None], negatives], 1)
+    return tf.reduce_logsumexp(everything, 1) - score
+
+  return loss
