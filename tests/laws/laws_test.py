@@ -29,6 +29,7 @@ from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.runtimes.lanes import lane_loop
 from tff_partial.solvers.exact import Exact
+from tff_partial.templates import implicit_factors
 from tff_partial.templates import rating_posteriors
 
 optimizers = tff.learning.optimizers
@@ -51,8 +52,8 @@ class Row:
     learned: Whether the first values of local variables are learned.
     shares_copies: Whether clients send their own copies of the global weights,
       as HPFL does.
-    posterior: Whether it is for the model with posteriors, of whose moments
-      clients send sums.
+    template: The model that it is for, if for no other: 'posterior' or
+      'implicit', of whose local weights clients send sums.
   """
 
   name: str
@@ -65,15 +66,15 @@ class Row:
   grouped: bool = False
   learned: bool = False
   shares_copies: bool = False
-  posterior: bool = False
+  template: str = ''
 
   @property
   def form(self) -> str:
     """The model that it is for."""
     if self.grouped:
       return 'grouped'
-    if self.posterior:
-      return 'posterior'
+    if self.template:
+      return self.template
     return 'partly local' if self.local else 'global'
 
   def model(
@@ -136,7 +137,16 @@ ROWS = [
     local=True,
     personal=True,
     exact=False,
-    posterior=True,
+    template='posterior',
+  ),
+  Row(
+    'fed_ials',
+    {},
+    algorithms.build_fed_ials_eval,
+    local=True,
+    personal=True,
+    exact=False,
+    template='implicit',
   ),
   _partly_local(
     'fed_recon, joint',
@@ -346,6 +356,7 @@ def fixture_model_of() -> dict[str, models.PartialModel]:
     'global': planted.factorization(planted.build_tastes, local=None),
     'grouped': planted.heads(),
     'posterior': rating_posteriors.build_model(planted.NUM_ITEMS, 3),
+    'implicit': implicit_factors.build_model(planted.NUM_ITEMS, 3),
   }
 
 
@@ -492,7 +503,7 @@ def _served(signature: tff.FunctionType) -> list[tff.Type]:
 def test_local_weights_stay_home(row, process, measuring):
   if not row.local:
     pytest.skip('The model has no local weights.')
-  if row.posterior:
+  if row.template:
     pytest.skip("Items' weights have the shapes of users' ones.")
   local = str(planted.LOCAL_SIZE)
   kept = process.initialize_client.type_signature.result
@@ -552,7 +563,7 @@ def test_padding_changes_no_bit(row, process):
 
 
 def test_what_is_drawn_follows_from_the_clients_seeds(row, process):
-  if row.posterior:
+  if row.template:
     pytest.skip('Nothing is drawn.')
   clients = _clients()
   outputs = [
@@ -678,6 +689,8 @@ def test_clients_in_lanes_come_to_the_same(process):
 def test_tastes_are_learned_where_there_is_a_model_for_each(
   row, process, measuring
 ):
+  if row.template == 'implicit':
+    pytest.skip('It reads no ratings; its own tests have tastes to find.')
   clients = planted.rate({f'client {i}': 40 for i in range(20)})
   generator = np.random.default_rng(1)
   liked = generator.normal(size=planted.NUM_ITEMS).astype(np.float32)
@@ -716,7 +729,7 @@ def test_tastes_are_learned_where_there_is_a_model_for_each(
 
 
 def test_a_model_with_groups_is_refused_by_who_has_none(row):
-  if row.grouped or row.posterior:
+  if row.grouped or row.template:
     pytest.skip('It has groups, or a model of its own.')
   local = 'user' if row.local else None
   model = planted.factorization(

@@ -14,6 +14,8 @@ from tff_partial.algorithms.fed_babu import build_fed_babu
 from tff_partial.algorithms.fed_babu import build_fed_babu_eval
 from tff_partial.algorithms.fed_embed import build_fed_embed
 from tff_partial.algorithms.fed_embed import build_fed_embed_eval
+from tff_partial.algorithms.fed_ials import build_fed_ials
+from tff_partial.algorithms.fed_ials import build_fed_ials_eval
 from tff_partial.algorithms.fed_per import build_fed_per
 from tff_partial.algorithms.fed_per import build_fed_per_eval
 from tff_partial.algorithms.fed_recon import build_fed_recon

@@ -1,0 +1,193 @@
+"""A model of implicit feedback: the score of an item is a scalar product.
+
+A user's vector is local, the table of items global. Everything that a user has
+not interacted with counts as a weak negative, so the loss is over all items; as
+all of these are alike, it needs only the Gram matrix of the item table, which
+is a global weight too (Hu et al., "Collaborative filtering for implicit
+feedback datasets", ICDM 2008).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_partial.contexts import batch_of
+from tff_partial.contexts import ClientContext
+from tff_partial.data import splits
+from tff_partial.errors import SettingError
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.solvers.exact import Exact
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+LAYER = 'scores'
+USER, ITEM, GRAM = f'{LAYER}/user', f'{LAYER}/item', f'{LAYER}/gram'
+
+
+class Weighting(NamedTuple):
+  """Weights of what is not observed, and of the regularization.
+
+  Attributes:
+    unobserved: Weight of an item without interaction, more than 0 and less than
+      1, which is that of an interaction.
+    ridge: Weight of the squared length of a vector, times the total weight of
+      what it is fitted to (Rendle et al., "Revisiting the performance of iALS
+      on item recommendation benchmarks", RecSys 2022).
+  """
+
+  unobserved: float = 0.2
+  ridge: float = 0.007
+
+  def check(self) -> None:
+    """Check the weights.
+
+    Raises:
+      SettingError: If one is not possible.
+    """
+    if not 0 < self.unobserved < 1 or not self.ridge > 0:
+      raise SettingError(
+        f'{self}: `unobserved` must be more than 0 and less than 1, and '
+        '`ridge` more than 0.'
+      )
+
+  def penalty(self, number: Any, of: int) -> Any:
+    """Return the weight of the squared length of a vector.
+
+    Args:
+      number: Number of its interactions.
+      of: Number of items, or of users, that it could have them with.
+    """
+    return self.ridge * (number + self.unobserved * (of - number))
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class Scores(tf.keras.layers.Layer):
+  """Scores of items for one user."""
+
+  def __init__(self, num_items: int, num_factors: int, **kwargs: Any):
+    """Initialize the layer.
+
+    Args:
+      num_items: Number of items.
+      num_factors: Length of the vectors.
+      **kwargs: Arguments of all layers, such as the name.
+    """
+    super().__init__(**kwargs)
+    self.num_items = num_items
+    self.num_factors = num_factors
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    """Create the weights."""
+    size = self.num_factors
+    normal = tf.keras.initializers.RandomNormal(stddev=0.1 / size**0.5)
+    self.item = self.add_weight('item', [self.num_items, size], None, normal)
+    # That of the first items, about.
+    scale = 0.01 * self.num_items / size
+    identity = tf.keras.initializers.Identity(scale)
+    self.gram = self.add_weight('gram', [size, size], None, identity)
+    self.user = self.add_weight('user', [size], None, 'zeros')
+    super().build(input_shape)
+
+  def call(self, items: tf.Tensor) -> tf.Tensor:
+    """Return each item's score, `[batch]`."""
+    return tf.linalg.matvec(tf.gather(self.item, items), self.user)
+
+  def get_config(self) -> dict[str, Any]:
+    """Return the layer's configuration."""
+    return {
+      **super().get_config(),
+      'num_items': self.num_items,
+      'num_factors': self.num_factors,
+    }
+
+
+def build_model(
+  num_items: int,
+  num_factors: int,
+  *,
+  metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] = list,
+  seed: int = 0,
+) -> models.PartialModel:
+  """Build the model that `build_fed_ials` trains.
+
+  Labels are 1 for an interaction; others are not needed.
+
+  Args:
+    num_items: Number of items; inputs are their ids.
+    num_factors: Length of the vectors.
+    metrics: Makes metrics of labels and scores.
+    seed: Draws the first values.
+
+  Raises:
+    SettingError: If a size is not possible.
+  """
+  if num_items < 1 or num_factors < 1:
+    raise SettingError(
+      f'build_model: {num_items} items and {num_factors} factors are not '
+      'possible. Give 1 or more of each.'
+    )
+
+  def build() -> tf.keras.Model:
+    items = tf.keras.Input([], dtype=tf.int32, name='item_id')
+    scores = Scores(num_items, num_factors, name=LAYER)(items)
+    return tf.keras.Model(items, scores, name='implicit_factors')
+
+  return keras_models.from_keras(
+    build,
+    local=[USER],
+    loss=lambda labels, scores: tf.square(labels - scores),
+    labels=tf.TensorSpec([]),
+    metrics=metrics,
+    seed=seed,
+  )
+
+
+def check_model(model: models.PartialModel) -> None:
+  """Refuse a model of another kind.
+
+  Args:
+    model: The model.
+
+  Raises:
+    SettingError: If it is another than that of `build_model`.
+  """
+  if GRAM not in (model.specs(GLOBAL) if GLOBAL in model.tiers else ()):
+    raise SettingError(
+      'build_fed_ials: the model has no Gram matrix. Make it with '
+      '`tff_partial.templates.implicit_factors.build_model`.'
+    )
+
+
+def user_phase(
+  weighting: Weighting, num_items: int, on: splits.Part = splits.everything()
+) -> Phase:
+  """Return the phase in which a client solves for its vector.
+
+  Args:
+    weighting: Weights of the unobserved and the regularization.
+    num_items: Number of items.
+    on: The interactions that it knows.
+  """
+
+  def unobserved(client: ClientContext) -> tf.Tensor:
+    """Return the loss over all others, and the penalty, by interaction."""
+    batch, user = batch_of(client), client.weight(LOCAL, USER)
+    weight = tf.where(batch.is_real, batch.weight, 0.0)
+    number = tf.reduce_sum(tf.cast(batch.is_real, tf.float32))
+    of_all = tf.linalg.matvec(client.weight(GLOBAL, GRAM), user)
+    found = tf.reduce_sum(user * of_all)
+    found -= tf.reduce_sum(weight * tf.square(batch.predictions))
+    found *= weighting.unobserved
+    penalty = weighting.penalty(tf.reduce_sum(weight), num_items)
+    found += penalty * tf.reduce_sum(tf.square(user))
+    return found / tf.maximum(number, 1.0)
+
+  return Phase(
+    train=(LOCAL,),
+    on=on,
+    optimizer=Exact(ridge=1e-6),
+    terms=(unobserved,),
+  )
