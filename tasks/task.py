@@ -22,6 +22,7 @@ from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.data import splits
+from tff_partial.evaluation import Evaluation
 from tff_partial.model import models
 
 # In memory, or read lazily in their round.
@@ -43,6 +44,8 @@ CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
 FEATURES = 'features'
 # Federated ALS's form: the user's posterior, with those of items at the server.
 POSTERIOR = 'posterior'
+# Federated iALS's form: vectors that are solved for, of interactions alone.
+IMPLICIT = 'implicit'
 # The key of that model's other output.
 LOGITS = 'logits'
 USER_FORMS = (
@@ -55,6 +58,7 @@ USER_FORMS = (
   HEAD_CLUSTERS,
   FEATURES,
   POSTERIOR,
+  IMPLICIT,
 )
 
 
@@ -274,6 +278,19 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
     """Pack the clients of one part of the data."""
+
+  def measured(
+    self, evaluation: Evaluation, clients: EvaluationClients
+  ) -> Evaluation:
+    """Return an evaluation as the task measures its clients.
+
+    Args:
+      evaluation: The algorithm's evaluation, which measures examples by the
+        model's metrics, and is returned by default.
+      clients: The clients to evaluate.
+    """
+    del clients
+    return evaluation
 
   def one_user(
     self, user_id: str, example_spec: examples.ExampleSpec

@@ -18,6 +18,7 @@ from tasks.experiment.options.loop import Loop
 from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.training import LocalTraining
 from tasks.experiment.options.training import Server
+from tasks.movielens import ranking
 from tasks.movielens import task as movielens
 from tasks.next_word import task as next_word
 from tasks.options import Choice
@@ -39,6 +40,7 @@ TASK = 'task'
 _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
   emnist.EmnistOptions,
   movielens.MovieLensOptions,
+  ranking.RankingOptions,
   next_word.NextWordOptions,
   mnist.MnistOptions,
   speech.SpeechOptions,

@@ -172,8 +172,8 @@ class Trainable:
       model = self._config.hyperparameters.begin_local(
         self._task.model_with(user)
       )
-      self._evaluations[key] = algorithm.measure(
-        model, self._setting, measuring
+      self._evaluations[key] = self._task.measured(
+        algorithm.measure(model, self._setting, measuring), clients
       )
     return self._evaluations[key]
 

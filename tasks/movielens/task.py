@@ -109,18 +109,30 @@ class MovieLensOptions(FactorizationOptions):
 
     Data are in the folder `movielens/<data_set>` below `data_dir`.
     """
-    if data.is_synthetic:
-      return MovieLens(synthetic.generate(), self, seed)
-    if not data.data_dir:
-      raise DataError(
-        f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'
-      )
-    if data.download:
-      movielens_data.download(
-        os.path.join(data.data_dir, NAME), self.data_set or _DOWNLOADED
-      )
-    ratings = movielens_data.load(data.data_dir, self.data_set)
-    return MovieLens(ratings, self, seed)
+    return MovieLens(load_ratings(data, self.data_set), self, seed)
+
+
+def load_ratings(data: Data, data_set: str) -> movielens_data.Ratings:
+  """Load, download or invent ratings.
+
+  Args:
+    data: Their source.
+    data_set: The edition; '' for the one in the folder.
+
+  Raises:
+    DataError: If the data are missing or damaged.
+  """
+  if data.is_synthetic:
+    return synthetic.generate()
+  if not data.data_dir:
+    raise DataError(
+      f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'
+    )
+  if data.download:
+    movielens_data.download(
+      os.path.join(data.data_dir, NAME), data_set or _DOWNLOADED
+    )
+  return movielens_data.load(data.data_dir, data_set)
 
 
 class MovieLens(MeasuredByProtocol):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import shutil
 import sys
 from typing import Any
@@ -22,6 +23,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.training import callbacks
+from tff_partial.training import checkpoints
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
@@ -85,6 +87,15 @@ def test_the_same_call_gives_the_same_numbers(world, whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_without_a_folder_nothing_is_written(
+  world, whole, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  small_runs.assert_same(world.train(), whole[0])
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 def test_a_run_may_start_inside_a_running_loop(world, whole, tmp_path):
   async def in_a_notebook():
     return world.train(output_dir=tmp_path)
@@ -133,6 +144,37 @@ def test_killed_in_any_round(world, whole, tmp_path, at):
   assert repeatable_rows(tmp_path) == repeatable_rows(folder)
   # It went on from the last checkpoint and did not begin anew.
   assert len(clients.cohorts) == small_runs.ROUNDS - (at - 1) // 3 * 3
+
+
+# The table is replaced by one with columns; TFF renames each checkpoint when it
+# is whole.
+_MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
+  'before there is a table': (os, 'replace', 1, True),
+  'before there is a row': (os, 'replace', 1, False),
+  'before the first save': (tf.saved_model, 'save', 1, True),
+  'in the first save': (tf.saved_model, 'save', 1, False),
+  'in the last save': (tf.saved_model, 'save', 3, False),
+  'before an old one is removed': (tf.io.gfile, 'rename', 3, False),
+  'before a row': (metrics_log.Records, 'release', 4, True),
+  'between row and save': (metrics_log.Records, 'release', 6, False),
+  'after the last save': (checkpoints.Checkpoints, 'save', 3, False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('moment', _MOMENTS)
+def test_killed_at_a_bad_moment(world, whole, tmp_path, monkeypatch, moment):
+  result, folder = whole
+  owner, name, at, before = _MOMENTS[moment]
+  with small_runs.killed(owner, name, at, monkeypatch, before=before):
+    world.train(output_dir=tmp_path)
+  small_runs.assert_same(world.train(output_dir=tmp_path), result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+  left = sorted(p.name for p in (tmp_path / 'checkpoints').iterdir())
+  # An old one goes when another is saved, and after the last round none is.
+  first = 1 if moment == 'before an old one is removed' else 0
+  assert left[first:] == ['round_6', 'round_7']
+  assert left[:first] == ['round_3'][:first]
 
 
 @pytest.mark.slow

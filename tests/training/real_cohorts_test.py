@@ -265,6 +265,18 @@ def test_the_probability_follows_the_day():
     assert probabilities.min() < 0.201 and probabilities.max() > 0.999
 
 
+def test_clients_are_available_as_often_as_likely():
+  found = np.array(
+    [_DAY.are_available(40, 0, number) for number in range(4 * 250)]
+  ).reshape([250, 4, 40])
+  # 10,000 draws of each time of day: a deviation below 0.005.
+  np.testing.assert_allclose(
+    found.mean((0, 2)), [0.2, 0.6, 1.0, 0.6], atol=0.02
+  )
+  # No client is so more often than others: 250 draws, a deviation of 0.031.
+  np.testing.assert_allclose(found[:, 1].mean(0), 0.6, atol=0.14)
+
+
 def test_a_client_comes_and_goes_once_a_day():
   day = Availability(24, floor=0.1)
   rounds = range(24 * 20)
@@ -442,6 +454,17 @@ def test_a_plan_of_trees_has_epochs_already():
   drawn = [sampler.cohort(number) for number in rounds]
   assert drawn == [plain.cohort(number) for number in rounds]
   assert sorted(sum(drawn[:4], [])) == sorted(_POPULATION)
+
+
+def test_partial_work_goes_with_a_plan():
+  # Who does how much depends on nobody else.
+  sampler = _planned(
+    Participation(partial_work=0.5, latency=Latency(round_spread=1.0))
+  )
+  plain = _planned(Participation())
+  assert [sampler.cohort(n) for n in range(9)] == [
+    plain.cohort(n) for n in range(9)
+  ]
 
 
 # ---- as options --------------------------------------------------------------

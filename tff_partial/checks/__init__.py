@@ -6,6 +6,7 @@ __all__ = [
   'audit_bounds',
   'independent_aggregation',
   'independent_training',
+  'leak_probe',
   'privacy_audit',
   'split_personalization',
 ]

@@ -68,6 +68,17 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     'private run.',
     ignores=(*building.JOINING, *building.TRAINING),
   ),
+  'fed_ials': building.Algorithm(
+    building.fed_ials,
+    building.fed_ials_eval,
+    user=tasks_lib.IMPLICIT,
+    always_personalises=True,
+    counts_clients=True,
+    why_not_private='its sums over clients get no noise. Use fed_recon for a '
+    'private run.',
+    ignores=(*building.JOINING, *building.TRAINING),
+    reads=('unobserved_weight', 'implicit_ridge'),
+  ),
   'fed_recon': _FED_RECON,
   'fed_recon_fine_tuning': building.Algorithm(
     building.fed_recon,

@@ -167,6 +167,27 @@ def fed_als_eval(
   )
 
 
+def fed_ials(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  missing = 1.0 - run.clients_per_round / max(run.num_clients, 1)
+  return algorithms.build_fed_ials(
+    model,
+    weighting=run.hyperparameters.weighting,
+    memory=max(missing, 0.0),
+  )
+
+
+def fed_ials_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  return algorithms.build_fed_ials_eval(
+    model,
+    weighting=run.hyperparameters.weighting,
+    split=measuring.get('split') or run.local.build_split(),
+  )
+
+
 def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   return algorithms.build_furl(
     model,

@@ -19,6 +19,7 @@ from tff_partial.dp import local_noise
 from tff_partial.drafts import centers as drafts_lib
 from tff_partial.model import first_values
 from tff_partial.model import models
+from tff_partial.templates import implicit_factors
 
 KEEP, SCALED = 'keep', 'scaled'
 CENTERS, SUMS = 'centers', 'sums'
@@ -381,6 +382,15 @@ class Hyperparameters(Options):
     'Rate at which clients of APFL learn alpha; 0 for a fixed one.',
     at_least=0,
   )
+  unobserved_weight: float = detail(
+    0.2, 'Weight of an item without interaction in fed_ials.', at_least=0
+  )
+  implicit_ridge: float = detail(
+    0.007,
+    'L2 regularization of vectors in fed_ials, times the total weight of what '
+    'they are fitted to.',
+    at_least=0,
+  )
   private_rule: str = detail(
     KEEP,
     'What clients of FURL remember: what training came to (Eq. 7), or that '
@@ -407,6 +417,13 @@ class Hyperparameters(Options):
         f'--learned_first_values: {error} Of the algorithms, fed_recon and '
         'others whose clients have weights of their own have use for it.'
       ) from error
+
+  @property
+  def weighting(self) -> implicit_factors.Weighting:
+    """The weights of implicit feedback."""
+    return implicit_factors.Weighting(
+      self.unobserved_weight, self.implicit_ridge
+    )
 
   @property
   def penalty_argument(self) -> Penalty:

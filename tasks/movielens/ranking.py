@@ -1,0 +1,291 @@
+"""The task of ranking films: who rated a film is interested in it.
+
+Ratings count as interactions, without their stars. Protocol `seen`: of each
+user the latest interaction is held out for the test and the one before it for
+validation; those who took part in training are measured. `unseen`: test users
+never took part, and a fifth of their interactions, the latest, is held out.
+Held-out items are ranked among all that the user has not interacted with, and
+among 99 drawn ones, whose value is the expectation over all draws.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tasks import shared_options as shared
+from tasks.errors import OptionError
+from tasks.movielens import data as movielens_data
+from tasks.movielens import models as movielens_models
+from tasks.movielens import task as movielens
+from tasks.options import detail
+from tasks.task import Data
+from tasks.task import EvaluationClients
+from tasks.task import IMPLICIT
+from tasks.task import NOBODY
+from tasks.task import OWN
+from tasks.task import Task
+from tasks.task import TaskOptions
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+import tff_partial
+from tff_partial import evaluation as evaluations
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.data import splits
+from tff_partial.model import models
+from tff_partial.templates import implicit_factors
+from tff_partial.templates import ranking
+
+NAME = 'movielens_ranking'
+
+_RANDOM_TASTES = 4
+# Share of new users' interactions that they are known by.
+_KNOWN = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class RankingOptions(TaskOptions):
+  """Options of the ranking task."""
+
+  name: ClassVar[str] = NAME
+  title: ClassVar[str] = 'Task movielens_ranking'
+
+  data_set: str = shared.data_set('')
+  protocol: str = shared.protocol(shared.SEEN)
+  max_examples: int | None = shared.max_examples(None, at_least=4)
+  min_examples: int = shared.min_examples(4)
+  num_factors: int = shared.num_factors(64)
+  biases: bool = shared.biases(False)
+  ranking_loss: str = detail(
+    ranking.BINARY,
+    'Loss of interactions and drawn negatives, for training by gradients.',
+    choices=ranking.LOSSES,
+  )
+  num_negatives: int = detail(
+    4, 'Negatives drawn for each interaction in each step.', at_least=1
+  )
+  random_tastes: bool = detail(
+    False,
+    "Replace each user's items by random ones, so that nothing can be learned: "
+    'a hit rate above that of chance, 0.1 of 100 items, is then a leak.',
+  )
+
+  def load(self, data: Data, seed: int) -> 'MovieLensRanking':
+    """Load the ratings and make the task.
+
+    Args:
+      data: Their source, as for the task movielens.
+      seed: The run's seed.
+
+    Raises:
+      DataError: If the data are missing or damaged; says where and what to do.
+    """
+    ratings = movielens.load_ratings(data, self.data_set)
+    return MovieLensRanking(ratings, self, seed)
+
+
+class MovieLensRanking(Task):
+  """Users as clients, the films that they rated as examples."""
+
+  name = NAME
+  selection_metric = 'ndcg_10'
+  higher_is_better = True
+  learned_from_training: tuple[str, ...] = ('list of items',)
+
+  def __init__(
+    self, ratings: movielens_data.Ratings, options: RankingOptions, seed: int
+  ):
+    """Divide the interactions.
+
+    Args:
+      ratings: All ratings.
+      options: The task's options.
+      seed: The run's seed.
+    """
+    self.ratings = ratings
+    self._options = options
+    self._seed = seed
+    self._models: dict[str, models.PartialModel] = {}
+    frame = ratings.frame.assign(rating=np.float32(1.0), is_query=0)
+    number = frame.groupby('user_id')['user_id'].transform('size')
+    frame = frame[number >= options.min_examples]
+    if options.random_tastes:
+      frame = _with_random_tastes(frame, ratings.num_items, seed)
+    self._frames = self._divided(frame)
+
+  def _divided(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the frame of each part, with held-out interactions marked."""
+    options = self._options
+    latest = functools.partial(_latest, max_examples=options.max_examples)
+    from_end = frame.groupby('user_id').cumcount(ascending=False)
+    if options.protocol == shared.SEEN:
+      held_out = [
+        frame[from_end >= last].assign(
+          is_query=(from_end[from_end >= last] == last).astype(np.int32)
+        )
+        for last in (0, 1)
+      ]
+      test, validation = map(latest, held_out)
+      train = latest(frame[from_end >= 2])
+      return {TRAIN: train, VALIDATION: validation, TEST: test}
+    number = frame.groupby('user_id')['user_id'].transform('size')
+    is_query = from_end < np.maximum(number * (1 - _KNOWN), 1).astype(int)
+    frame = frame.assign(is_query=is_query.astype(np.int32))
+    parts = movielens_data.split_users(frame, seed=self._seed)
+    train, *others = map(latest, parts)
+    return dict(zip((TRAIN, VALIDATION, TEST), (train, *others), strict=True))
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """Sizes of the data, for the result."""
+    return {
+      'name': self.ratings.name,
+      'items': self.ratings.num_items,
+      **{
+        part: {
+          'users': frame['user_id'].nunique(),
+          'interactions': len(frame),
+          'held_out': int(frame['is_query'].sum()) if part != TRAIN else 0,
+        }
+        for part, frame in self._frames.items()
+      },
+    }
+
+  def _clients(self, part: str) -> EvaluationClients:
+    seen = self._options.protocol == shared.SEEN
+    return EvaluationClients(part, seen, splits.by_mark())
+
+  @property
+  def validation(self) -> EvaluationClients:
+    """The clients that choose the best round."""
+    return self._clients(VALIDATION)
+
+  @property
+  def tests(self) -> dict[str, EvaluationClients]:
+    """The test clients, by the name of the protocol."""
+    return {self._options.protocol: self._clients(TEST)}
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Build the model of a user form.
+
+    Args:
+      user: IMPLICIT for exact solves; OWN for vectors of users that are
+        trained by gradients, or NOBODY for items alone.
+
+    Raises:
+      OptionError: If it is another.
+    """
+    if user not in (IMPLICIT, OWN, NOBODY):
+      raise OptionError(
+        f'--user_form={user}: users of the task {self.name} can have a vector '
+        'of their own, one that is solved for, or nothing. Choose own, '
+        'implicit or nobody, or another algorithm.'
+      )
+    if user not in self._models:
+      self._models[user] = self._build_model(user)
+    return self._models[user]
+
+  def _build_model(self, user: str) -> models.PartialModel:
+    options, num_items = self._options, self.ratings.num_items
+    if user == IMPLICIT:
+      return implicit_factors.build_model(
+        num_items, options.num_factors, seed=self._seed
+      )
+    return tff_partial.from_keras(
+      functools.partial(
+        build_ranking_model,
+        num_items,
+        options.num_factors,
+        num_negatives=options.num_negatives,
+        biases=options.biases or user == NOBODY,
+      ),
+      local=movielens_models.LOCAL_LAYERS if user == OWN else None,
+      loss=ranking.loss_with_negatives(options.ranking_loss),
+      labels=tf.TensorSpec([]),
+      seed=self._seed,
+    )
+
+  def measured(
+    self, evaluation: evaluations.Evaluation, clients: EvaluationClients
+  ) -> evaluations.Evaluation:
+    """Return the evaluation by ranking of the same personalisation.
+
+    Args:
+      evaluation: The algorithm's evaluation.
+      clients: The clients to evaluate.
+    """
+    outputs = evaluation.model.prediction_spec
+    return ranking.build_ranking_eval(
+      evaluation,
+      self.ratings.num_items,
+      split=clients.split or splits.by_mark(),
+      output=None if isinstance(outputs, tf.TensorSpec) else ranking.SCORE,
+    )
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Pack the users of one part: TRAIN, VALIDATION or TEST."""
+    return tff_partial.from_pandas(
+      self._frames[part],
+      example_spec,
+      client_id='user_id',
+      inputs='item_id',
+      labels='rating',
+      fields={'is_query': 'is_query'} if 'is_query' in example_spec else {},
+    )
+
+
+def build_ranking_model(
+  num_items: int, num_factors: int, *, num_negatives: int, biases: bool
+) -> tf.keras.Model:
+  """Build a model from item ids to scores of these and of drawn negatives.
+
+  Args:
+    num_items: Number of items.
+    num_factors: Length of the vectors.
+    num_negatives: Number of negatives drawn for each item.
+    biases: True if items have biases.
+  """
+  layers = tf.keras.layers
+  item = layers.Input((), dtype=tf.int32, name=movielens_models.ITEM)
+  items = ranking.NegativeItems(num_items, num_negatives, name='items')(item)
+  uniform = tf.keras.initializers.RandomUniform(-0.05, 0.05)
+  vectors = layers.Embedding(num_items, num_factors, uniform, name='item')(
+    items
+  )
+  scores = movielens_models.UserEmbedding(
+    initializer=uniform, name='user_embedding'
+  )(vectors)
+  if biases:
+    bias = layers.Embedding(num_items, 1, 'zeros', name='item_bias')(items)
+    scores = layers.Add(name='scores')(
+      [scores, layers.Reshape([1 + num_negatives])(bias)]
+    )
+  return tf.keras.Model(
+    item, {ranking.SCORE: scores[:, 0], ranking.NEGATIVES: scores[:, 1:]}
+  )
+
+
+def _latest(frame: pd.DataFrame, max_examples: int | None) -> pd.DataFrame:
+  """Return the latest interactions of each user; the held-out ones are last."""
+  if max_examples is None:
+    return frame
+  return frame.groupby('user_id').tail(max_examples)
+
+
+def _with_random_tastes(
+  frame: pd.DataFrame, num_items: int, seed: int
+) -> pd.DataFrame:
+  """Return as many interactions of each user with items drawn at random."""
+  draw = np.random.default_rng([_RANDOM_TASTES, seed])
+  drawn = [
+    draw.permutation(num_items)[:number]
+    for number in frame.groupby('user_id', sort=False).size()
+  ]
+  return frame.assign(item_id=np.concatenate(drawn).astype(np.int32))
