@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import io
 import pathlib
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -71,7 +72,7 @@ class TextTable:
     places[parsed.index] = np.arange(len(parsed))
     found = places[used.cat.codes]
     if (found < 0).any():
-      line = used.index[found.argmin()]
+      line = used.index[int(found.argmin())]
       raise self.refusal(
         line,
         f'{column!r} should be {expected}, found {used[line]!r:.40}',
@@ -162,6 +163,7 @@ def read(
 
 
 def _categories(column: pd.Series) -> pd.Series:
+  codes: Any
   codes, texts = pd.factorize(column)
   # Texts may be the same without spaces.
   numbers, stripped = pd.factorize(texts.str.strip())

@@ -74,7 +74,7 @@ def build_matrix_factorization(
     user_ids = layers.Input(shape=(), dtype=tf.int32, name=USER)
     inputs = {ITEM: item_ids, USER: user_ids}
 
-  def vectors(number: int, ids: Any, whose: str) -> Any:
+  def vectors(number: int | None, ids: Any, whose: str) -> Any:
     return layers.Embedding(
       number,
       num_factors,

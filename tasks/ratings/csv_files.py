@@ -139,8 +139,7 @@ class Csv(Options):
         'time',
         files_tables.NUMBER if is_number else r'[\x00-\x7f]+',
         'a number or a date like 2001-02-03 04:05:06',
-        # Integers beyond 2**53 differ, too.
-        pd.to_numeric if is_number else _dates,
+        _whole_or_not if is_number else _dates,
         'Repair the line, or name another column with --csv_time.',
       )
       frame['time'] = np.unique(times.to_numpy(), return_inverse=True)[1]
@@ -208,6 +207,10 @@ def _small_numbers(texts: pd.Series) -> pd.Series:
   found = texts.astype(np.float64)
   # Beyond that, squared errors exceed the range of floats.
   return found.where(found.abs() < 1e9)
+
+
+def _whole_or_not(texts: pd.Series) -> pd.Series:
+  return pd.to_numeric(texts)  # Integers beyond 2**53 differ, too.
 
 
 def _dates(texts: pd.Series) -> pd.Series:
