@@ -19,7 +19,6 @@ setuptools.setup(
   },
   package_data={
     'tff_partial': ['py.typed'],
-    _PROGRAMS: ['help/*.json', 'help/*.txt'],
     f'{_PROGRAMS}.tasks': ['recipes/*.flags'],
   },
 )

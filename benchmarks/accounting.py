@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import measuring
 from benchmarks import recipe
-from tasks.experiment.run import folder as folders
+from tasks.experiment.runs import folder as folders
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 

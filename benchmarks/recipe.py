@@ -16,7 +16,7 @@ from benchmarks import measuring
 from tasks import errors
 from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
-from tasks.experiment.run import running
+from tasks.experiment.runs import running
 from tasks.experiment.trainable import Trainable
 import tff_partial
 

@@ -9,30 +9,30 @@ if it is not, nothing is proved. OUT/audit.json says what was found; the trained
 weights are thrown away, as canaries pull them about.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import releasing
-from tasks.experiment.run.folder import finite
-from tasks.experiment.run.folder import Folder
-from tasks.experiment.run.folder import write_whole
-from tasks.experiment.run.running import executing
-from tasks.experiment.run.running import load
-from tasks.experiment.trainable import Trainable
+from tasks.experiment.runs.folder import finite
+from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
-from tff_partial import processes
-from tff_partial.checks import audit_bounds
-from tff_partial.checks import privacy_audit
-from tff_partial.data import cohorts
-from tff_partial.training import programs
+import tff_partial
 from tff_partial.training.errors import ProgramError
+
+if TYPE_CHECKING:
+  from tasks.experiment.trainable import Trainable
+  from tff_partial import processes
+  from tff_partial.checks import privacy_audit
+  from tff_partial.data import cohorts
 
 _FILE = 'audit.json'
 _CANARIES = 500
@@ -46,7 +46,7 @@ class Audit(Options):
     None,
     'How many clients are there or not, to be guessed. The more, the sharper; '
     'by default 500, or as many as the run can hide.',
-    at_least=audit_bounds.FEWEST_GUESSES,
+    at_least=8,  # `audit_bounds.FEWEST_GUESSES`.
   )
   confidence: float = option(
     0.95, 'That the bound is right.', at_least=0.5, at_most=1.0 - 1e-9
@@ -66,6 +66,9 @@ def with_canaries(
   Raises:
     OptionError: If more are requested than it can hide.
   """
+  from tasks.experiment.trainable import Trainable
+  from tff_partial.checks import privacy_audit
+
   number = _CANARIES if asked is None else asked
   while True:
     canaries = privacy_audit.Canaries(number, config.seed)
@@ -105,12 +108,17 @@ def _attacked(
     },
   )
   _, process, clients, settings = attacked
-  programs.check(process, clients, **settings)
+  tff_partial.training.programs.check(process, clients, **settings)
   return attacked
 
 
 def main(config: Config, output: Output, audit: Audit) -> None:
   """Train with canaries, guess them, and report what that proves."""
+  from tasks.experiment.runs import releasing
+  from tasks.experiment.runs.running import executing
+  from tasks.experiment.runs.running import load
+  from tff_partial.checks import audit_bounds
+
   if not output.output_dir:
     raise OptionError('--output_dir: name a folder for what is found.')
   if not config.privacy.is_on:
@@ -128,7 +136,7 @@ def main(config: Config, output: Output, audit: Audit) -> None:
       task = releasing.drawn(config, folder, task)
       attacked = _attacked(config, task, audit.canaries)
     canaries, process, clients, settings = attacked
-    trained = programs.train(
+    trained = tff_partial.train(
       process, clients, **settings, show_progress=output.shows_progress
     )
   delta = config.privacy.delta

@@ -12,21 +12,21 @@ weights have learned from it stays learned, and copies of the folder stay what
 they are.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import contextlib
 import dataclasses
 import pathlib
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.options import option
 from tasks.options import Options
-from tff_partial.training import checkpoints
-from tff_partial.training import programs
-from tff_partial.training.client_store import client_store
-from tff_partial.training.client_store import sqlite_backend
+
+if TYPE_CHECKING:
+  import numpy as np
 
 _SHOWN = 8  # Numbers of each leaf.
 
@@ -56,6 +56,11 @@ def main(request: Request) -> None:
       f'--do={request.do} --file={request.file or ""}: an export has a file, '
       'and nothing else does.'
     )
+  from tff_partial.training import checkpoints
+  from tff_partial.training import programs
+  from tff_partial.training.client_store import client_store
+  from tff_partial.training.client_store import sqlite_backend
+
   folder = pathlib.Path(request.output_dir)
   stored = folder / programs.CLIENTS_FOLDER
   with contextlib.closing(

@@ -6,30 +6,31 @@
 flags of the run are read from OUT/flags.txt; flags given here win.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import measuring
-from tasks.experiment.run.folder import finite
-from tasks.experiment.run.folder import Folder
-from tasks.experiment.run.folder import with_flags_of_the_run
-from tasks.experiment.run.running import executing
-from tasks.experiment.run.running import load
-from tasks.experiment.trainable import Trainable
+from tasks.experiment.runs.folder import finite
+from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.options import option
 from tasks.options import Options
-from tff_partial.training import personal_models
-from tff_partial.training import programs
+import tff_partial
+
+if TYPE_CHECKING:
+  from tasks.experiment.trainable import Trainable
+  from tff_partial.training import programs
 
 
 @dataclasses.dataclass(frozen=True)
-class Choices(Options):
+class Chosen(Options):
   """Options of the clients to evaluate or to serve, and of the weights."""
 
   weights: str = option(
@@ -76,7 +77,7 @@ def _serve_user(
   trainable: Trainable,
   saved: programs.Saved,
   number: int | None,
-  chosen: Choices,
+  chosen: Chosen,
   seed: int,
 ) -> None:
   """Make a user's own model, and save it or rank items by it.
@@ -104,7 +105,7 @@ def _serve_user(
       'which Keras saves a whole model.'
     )
   personal = trainable.personal()
-  keras_model = personal_models.personalise(
+  keras_model = tff_partial.personalise(
     saved,
     task.one_user(user, personal.example_spec),
     user,
@@ -126,8 +127,13 @@ def _serve_user(
       print(f'{place:4}. {item.score:.2f}  {item.title}')
 
 
-def main(config: Config, output: Output, chosen: Choices) -> None:
+def main(config: Config, output: Output, chosen: Chosen) -> None:
   """Load the weights of a run, and evaluate clients or serve one user."""
+  from tasks.experiment.runs import measuring
+  from tasks.experiment.runs.running import executing
+  from tasks.experiment.runs.running import load
+  from tasks.experiment.trainable import Trainable
+
   folder = Folder(str(output.output_dir))
   done = folder.read_result() or {}
   task = load(config, folder)
@@ -158,7 +164,7 @@ def main(config: Config, output: Output, chosen: Choices) -> None:
   print(json.dumps(measured, indent=2))
 
 
-PROGRAM = Program(main, (Config(), Output(), Choices()), with_flags_of_the_run)
+PROGRAM = Program(main, (Config(), Output(), Chosen()), with_flags_of_the_run)
 
 if __name__ == '__main__':
   PROGRAM.run()

@@ -8,29 +8,30 @@ the best round; beside it stands what predictors reach that know the same
 examples' labels and no more, if the task has such.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import pathlib
 import re
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run.folder import Folder
-from tasks.experiment.run.folder import with_flags_of_the_run
-from tasks.experiment.run.running import executing
-from tasks.experiment.run.running import load
-from tasks.experiment.trainable import Trainable
+from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.options import option
 from tasks.options import Options
-from tff_partial import evaluation
-from tff_partial.analysis import curves
-from tff_partial.data import splits
-from tff_partial.training import evaluation_sets
+import tff_partial
+from tff_partial import analysis
+
+if TYPE_CHECKING:
+  from tasks.experiment.trainable import Trainable
+  from tff_partial import evaluation
+  from tff_partial.data import splits
 
 _FILE, _PICTURE = 'new_users.csv', 'new_users.png'
 _WHO, _SUPPORT = 'who', 'support'
@@ -81,6 +82,12 @@ def _evaluation(
 
 def main(config: Config, output: Output, asked: Support) -> None:
   """Write the table and the figure."""
+  import pandas as pd
+
+  from tasks.experiment.runs.running import executing
+  from tasks.experiment.runs.running import load
+  from tasks.experiment.trainable import Trainable
+
   sizes = _sizes(asked)
   after = sizes[-1] if asked.after is None else asked.after
   folder = Folder(str(output.output_dir))
@@ -99,8 +106,8 @@ def main(config: Config, output: Output, asked: Support) -> None:
     saved = trainable.saved(folder.path)
     for name, who in new.items():
       build = functools.partial(_evaluation, trainable, who.part)
-      spec = build(splits.first(sizes[-1], after)).example_spec
-      measured = evaluation_sets.measure_by_support(
+      spec = build(tff_partial.splits.first(sizes[-1], after)).example_spec
+      measured = tff_partial.measure_by_support(
         build,
         saved.best_weights,
         task.clients(who.part, spec),
@@ -121,7 +128,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
   frame = pd.DataFrame(rows)
   path = pathlib.Path(folder.path)
   frame.to_csv(path / _FILE, index=False)
-  curves.draw_over_support(
+  analysis.curves.draw_over_support(
     {
       str(who): dict(zip(part[_SUPPORT], part[metric], strict=True))
       for who, part in frame.groupby(_WHO, sort=False)

@@ -9,6 +9,7 @@ values.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import math
 import numbers
 from typing import (
@@ -194,6 +195,12 @@ class Leak(NamedTuple):
   remedy: str
 
 
+@functools.cache
+def _types(kind: Any) -> dict[str, Any]:
+  """Return the types of a class's fields; slow where they are strings."""
+  return get_type_hints(kind)
+
+
 class Options:
   """The base of all classes of options.
 
@@ -211,7 +218,7 @@ class Options:
     """
     for choice in self.own_choices():
       object.__setattr__(self, choice.path[0], choice.checked())
-    for field, kind in get_type_hints(type(self)).items():
+    for field, kind in _types(cast(Any, type(self))).items():
       is_part = isinstance(kind, type) and issubclass(kind, Options)
       if is_part and not isinstance(getattr(self, field), kind):
         raise OptionError(
@@ -234,7 +241,7 @@ class Options:
 
   def own_choices(self) -> Iterator[Choice]:
     """Yield the choices of the class, without those of nested options."""
-    types = get_type_hints(type(self))
+    types = _types(cast(Any, type(self)))
     for field in dataclasses.fields(cast(Any, self)):
       said = field.metadata.get(_OPTION)
       if said is None:

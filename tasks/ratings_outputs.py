@@ -15,14 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks import export
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import folder as folder_lib
-from tasks.experiment.run.running import executing
+from tasks.experiment.runs import devices
+from tasks.experiment.runs import folder as folder_lib
+from tasks.experiment.runs.running import executing
 from tasks.experiment.trainable import Trainable
 from tasks.movielens import models as movielens_models
 from tasks.ratings import task as ratings_task
+from tasks.ratings.options import Ends
+from tasks.ratings.options import RatingsOptions
 from tff_partial import errors
 from tff_partial.analysis import spreadsheets
 from tff_partial.training import personal_models
@@ -52,7 +54,7 @@ def write(config: Config, output: Output) -> None:
     output: The folder of the trained run.
   """
   options = config.task
-  if not isinstance(options, ratings_task.RatingsOptions):
+  if not isinstance(options, RatingsOptions):
     return
   ends = options.ends
   if not (ends.top_n_csv or ends.export_formats):
@@ -80,7 +82,7 @@ def _write_top_n(
   task: ratings_task.RatingsTask,
   trainable: Trainable,
   saved: programs.Saved,
-  ends: ratings_task.Ends,
+  ends: Ends,
   folder: pathlib.Path,
 ) -> None:
   personal = trainable.personal()
@@ -141,16 +143,16 @@ def _write_export(
   task: ratings_task.RatingsTask,
   trainable: Trainable,
   saved: programs.Saved,
-  ends: ratings_task.Ends,
+  ends: Ends,
   folder: pathlib.Path,
 ) -> None:
   counts = task.ratings.frame['user_id'].value_counts()
   target = folder / EXPORT_FOLDER
   with tempfile.TemporaryDirectory(dir=folder, suffix='.tmp') as scratch:
-    exported = export.write(
+    exported = devices.write(
       config,
       task,
-      export.served(trainable, saved),
+      devices.served(trainable, saved),
       pathlib.Path(scratch) / EXPORT_FOLDER,
       ends.export_formats,
       int(counts.max()),

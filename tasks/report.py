@@ -11,19 +11,22 @@ Of a search it shows the best trial, all trials and which flags mattered, and
 writes `search.md` and `trials.csv`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 import dataclasses
 import pathlib
+from typing import TYPE_CHECKING
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
-from tasks.experiment.run.folder import write_whole
+from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
-from tasks.searching import reporting
-from tff_partial.analysis import curves
-from tff_partial.analysis import run_folders
-from tff_partial.analysis import tables
+from tff_partial import analysis
+
+if TYPE_CHECKING:
+  from tff_partial.analysis import run_folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +47,9 @@ class Report(Options):
     'the name of the folder.',
   )
   of: str = option(
-    tables.LAST,
+    'last',
     'Report the last round, or the best one by the validation clients.',
-    choices=(tables.LAST, tables.BEST),
+    choices=('last', 'best'),
   )
   metrics: tuple[str, ...] = option(
     (),
@@ -59,10 +62,10 @@ class Report(Options):
     'first validation metric but the loss.',
   )
   curve_over: str = option(
-    curves.ROUNDS,
+    'rounds',
     'What learning curves are drawn over: rounds, or the parameters or bytes '
     'that all clients have loaded and sent by then.',
-    choices=curves.OVER,
+    choices=('rounds', 'parameters', 'bytes'),
   )
   smooth: int = option(
     1, 'Draw means of so many of the last values.', at_least=1
@@ -73,6 +76,8 @@ class Report(Options):
 
 def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
   """Yield the total cost of private runs, for each task with its users."""
+  from tasks.searching import reporting
+
   costs: dict[str, list[tuple[float, float]]] = {}
   for run in (run for setting in settings for run in setting.runs):
     privacy = (run.result or {}).get('privacy')
@@ -88,6 +93,9 @@ def main(report: Report) -> None:
   """Print the table, and write it with the figures."""
   if not report.sweep_dir:
     raise OptionError('--sweep_dir: name a folder of runs.')
+  from tasks.searching import reporting
+
+  curves, tables = analysis.curves, analysis.tables
   folder = pathlib.Path(report.report_dir or report.sweep_dir[0])
   searched, *others = map(pathlib.Path, report.sweep_dir)
   if reporting.is_search(searched) and not others:
@@ -95,7 +103,8 @@ def main(report: Report) -> None:
     names = (reporting.REPORT_FILE, reporting.TRIALS_FILE)
     print('Written: ' + ', '.join(str(folder / name) for name in names) + '.')
     return
-  settings = run_folders.settings(run_folders.find(report.sweep_dir), report.by)
+  runs = analysis.run_folders.find(report.sweep_dir)
+  settings = analysis.run_folders.settings(runs, report.by)
   table = tables.gather(settings, of=report.of, metrics=report.metrics)
   text = table.to_markdown()
   print(text)

@@ -1,16 +1,23 @@
-"""Options that several tasks have: one flag each, with the task's own default.
+"""Options that tasks share, and the base of their classes of options.
 
-Each makes the field of a task's class of options from its default.
+An option that several tasks have is one flag, with the task's own default; each
+function below makes the field of a task's class from that default.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+import dataclasses
 import functools
-from typing import Any
+import os
+import pkgutil
+from typing import Any, ClassVar, NamedTuple
 
 from tasks.options import option
+from tasks.options import Options
 
 TITLE = 'Data and model of the task'
 SEEN, UNSEEN = 'seen', 'unseen'
+# Of exported models.
+FORMATS = ('saved_model', 'tflite')
 PROTOCOLS = (UNSEEN, SEEN)
 
 
@@ -78,3 +85,108 @@ lstm_units = _shared(
   'Units of the LSTM, in each direction if it has two.',
   at_least=1,
 )
+
+
+REAL, SYNTHETIC = 'real', 'synthetic'
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(Options):
+  """Options of the source of the data."""
+
+  title: ClassVar[str] = 'Data and task'
+
+  data: str = option(
+    REAL,
+    'Real data of the task, or invented data of the same form.',
+    choices=(REAL, SYNTHETIC),
+    is_common=True,
+  )
+  data_dir: str | None = option(
+    os.environ.get('TFF_PARTIAL_DATA_DIR'),
+    'Folder with a folder for each task. Default: $TFF_PARTIAL_DATA_DIR.',
+    may_change=True,
+    is_common=True,
+  )
+  download: bool = option(
+    False,
+    'Fetch the data from their official address into --data_dir if they are '
+    'not there.',
+    may_change=True,
+    is_common=True,
+  )
+
+  @property
+  def is_synthetic(self) -> bool:
+    """True if the data are invented, or come with a library."""
+    return self.data == SYNTHETIC
+
+
+class Spent(NamedTuple):
+  """The privacy that a task spends before the first round of a private run.
+
+  Attributes:
+    noise_multipliers: Noise multipliers of what is released once about all
+      users in training.
+    delta: The probability that this fails; a part of the run's delta.
+  """
+
+  noise_multipliers: tuple[float, ...] = ()
+  delta: float = 0.0
+
+
+def _forget(drawn: Mapping[str, Any]) -> None:
+  """Keep no release."""
+
+
+class Release(NamedTuple):
+  """Options of a task's noisy release about its users, which happens once.
+
+  Attributes:
+    noise_seed: The seed of the noise; by default the operating system draws it.
+    simulated_population: The number of users to assume; by default the real
+      one.
+    kept: An earlier release, as it was passed to `keep`. It is used, and
+      nothing is drawn. None by default.
+    keep: Called with the release, a value that JSON can represent, before it is
+      used. With None nothing is drawn: a placeholder of the same form, which
+      follows from the options alone, serves to check and to plan a run. With
+      `kept`, None means to use it even if the data differ now.
+  """
+
+  noise_seed: int | None = None
+  simulated_population: int | None = None
+  kept: Mapping[str, Any] | None = None
+  keep: Callable[[Mapping[str, Any]], None] | None = _forget
+
+
+class TaskOptions(Options):
+  """Options of a task, which also make it.
+
+  Attributes:
+    name: The value of `--task`.
+    loader: The function that loads it, `module:name`, which is imported when it
+      is called: options do not wait for TensorFlow.
+  """
+
+  name: ClassVar[str]
+  loader: ClassVar[str]
+
+  @property
+  def spent(self) -> Spent:
+    """The privacy that a noisy release about the task's users spends."""
+    return Spent()
+
+  def load(self, data: Data, seed: int, release: Release = Release()) -> Any:
+    """Load the data and make the task, a `tasks.task.Task`.
+
+    Args:
+      data: The source of the data.
+      seed: The run's seed.
+      release: How the task makes its noisy release, if it has one.
+
+    Raises:
+      DataError: If the data are missing or damaged; says where and what to do.
+      OptionError: If they cannot be divided as the options require.
+    """
+    return pkgutil.resolve_name(self.loader)(self, data, seed, release)

@@ -30,11 +30,10 @@ from tasks.experiment.command_line import flags
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.privacy import Privacy
-from tasks.experiment.run.folder import Folder
+from tasks.experiment.runs.folder import Folder
 from tasks.options import option
 from tasks.options import Options
 from tasks.searching import plan as plans
-from tasks.searching import trials
 from tff_partial_programs import recipes
 
 
@@ -189,6 +188,8 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
   )
   for line in cost([plan.config] * search.trials, 'trials', 'search'):
     print(line, flush=True)
+  from tasks.searching import trials
+
   study = trials.run(plan, root, lambda flags: _run('tasks.train', *flags))
   _run('tasks.report', f'--sweep_dir={root}')
   failed = [str(t.number) for t in study.trials if t.state.name == 'FAIL']

@@ -1,32 +1,38 @@
 """Interfaces of tasks that the programs use."""
 
+from __future__ import annotations
+
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-import os
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tasks.errors import OptionError
-from tasks.options import option
-from tasks.options import Options
-from tasks.shared_options import PROTOCOLS as PROTOCOLS
+from tasks.shared_options import Data as Data
+from tasks.shared_options import Release as Release
 from tasks.shared_options import SEEN as SEEN
+from tasks.shared_options import Spent as Spent
+from tasks.shared_options import TaskOptions as TaskOptions
 from tasks.shared_options import UNSEEN as UNSEEN
-from tff_partial import assignments
-from tff_partial.algorithms import hpfl
-from tff_partial.data import client_readers
-from tff_partial.data import examples
-from tff_partial.data import populations
-from tff_partial.data import splits
-from tff_partial.evaluation import Evaluation
-from tff_partial.model import models
+import tff_partial
+
+if TYPE_CHECKING:
+  import tensorflow as tf
+  import tensorflow_federated as tff
+
+  from tff_partial import assignments
+  from tff_partial.algorithms import hpfl
+  from tff_partial.data import client_readers
+  from tff_partial.data import examples
+  from tff_partial.data import populations
+  from tff_partial.data import splits
+  from tff_partial.evaluation import Evaluation
+  from tff_partial.model import models
 
 # In memory, or read lazily in their round.
-Clients: TypeAlias = populations.Population | client_readers.Reader
+Clients: TypeAlias = 'populations.Population | client_readers.Reader'
 
 # Parts of the data that every task has.
 TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
@@ -76,82 +82,6 @@ class EvaluationClients:
   part: str
   seen: bool
   split: splits.Split | None = None
-
-
-# Evaluated clients that took no part in training, or did; names in results.
-
-
-class Spent(NamedTuple):
-  """The privacy that a task spends before the first round of a private run.
-
-  Attributes:
-    noise_multipliers: Noise multipliers of what is released once about all
-      users in training.
-    delta: The probability that this fails; a part of the run's delta.
-  """
-
-  noise_multipliers: tuple[float, ...] = ()
-  delta: float = 0.0
-
-
-def _forget(drawn: Mapping[str, Any]) -> None:
-  """Keep no release."""
-
-
-class Release(NamedTuple):
-  """Options of a task's noisy release about its users, which happens once.
-
-  Attributes:
-    noise_seed: The seed of the noise; by default the operating system draws it.
-    simulated_population: The number of users to assume; by default the real
-      one.
-    kept: An earlier release, as it was passed to `keep`. It is used, and
-      nothing is drawn. None by default.
-    keep: Called with the release, a value that JSON can represent, before it is
-      used. With None nothing is drawn: a placeholder of the same form, which
-      follows from the options alone, serves to check and to plan a run. With
-      `kept`, None means to use it even if the data differ now.
-  """
-
-  noise_seed: int | None = None
-  simulated_population: int | None = None
-  kept: Mapping[str, Any] | None = None
-  keep: Callable[[Mapping[str, Any]], None] | None = _forget
-
-
-REAL, SYNTHETIC = 'real', 'synthetic'
-
-
-@dataclasses.dataclass(frozen=True)
-class Data(Options):
-  """Options of the source of the data."""
-
-  title: ClassVar[str] = 'Data and task'
-
-  data: str = option(
-    REAL,
-    'Real data of the task, or invented data of the same form.',
-    choices=(REAL, SYNTHETIC),
-    is_common=True,
-  )
-  data_dir: str | None = option(
-    os.environ.get('TFF_PARTIAL_DATA_DIR'),
-    'Folder with a folder for each task. Default: $TFF_PARTIAL_DATA_DIR.',
-    may_change=True,
-    is_common=True,
-  )
-  download: bool = option(
-    False,
-    'Fetch the data from their official address into --data_dir if they are '
-    'not there.',
-    may_change=True,
-    is_common=True,
-  )
-
-  @property
-  def is_synthetic(self) -> bool:
-    """True if the data are invented, or come with a library."""
-    return self.data == SYNTHETIC
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,19 +209,6 @@ class Task(abc.ABC):
   def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
     """Pack the clients of one part of the data."""
 
-  def measured(
-    self, evaluation: Evaluation, clients: EvaluationClients
-  ) -> Evaluation:
-    """Return an evaluation as the task measures its clients.
-
-    Args:
-      evaluation: The algorithm's evaluation, which measures examples by the
-        model's metrics, and is returned by default.
-      clients: The clients to evaluate.
-    """
-    del clients
-    return evaluation
-
   def one_user(
     self, user_id: str, example_spec: examples.ExampleSpec
   ) -> Clients:
@@ -383,6 +300,19 @@ class Task(abc.ABC):
     del models
     return {}
 
+  def measured(
+    self, evaluation: Evaluation, clients: EvaluationClients
+  ) -> Evaluation:
+    """Return an evaluation as the task measures its clients.
+
+    Args:
+      evaluation: The algorithm's evaluation, which measures examples by the
+        model's metrics, and is returned by default.
+      clients: The clients to evaluate.
+    """
+    del clients
+    return evaluation
+
   @property
   def released(self) -> str:
     """The fingerprint of the task's noisy release; '' if there is none."""
@@ -421,44 +351,7 @@ class MeasuredByProtocol(Task):
 
   def _examinees(self, part: str) -> EvaluationClients:
     if self.protocol == SEEN:
-      return EvaluationClients(part, True, splits.by_mark('is_query'))
+      return EvaluationClients(
+        part, True, tff_partial.splits.by_mark('is_query')
+      )
     return EvaluationClients(part, False)
-
-
-class TaskOptions(Options, abc.ABC):
-  """Options of a task, which also make it.
-
-  Attributes:
-    name: The value of `--task`.
-  """
-
-  name: ClassVar[str]
-
-  @property
-  def spent(self) -> Spent:
-    """The privacy that a noisy release about the task's users spends."""
-    return Spent()
-
-  @abc.abstractmethod
-  def load(self, data: Data, seed: int) -> Task:
-    """Load the data and make the task.
-
-    Args:
-      data: The source of the data.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-      OptionError: If they cannot be divided as the options require.
-    """
-
-  def load_released(self, data: Data, seed: int, release: Release) -> Task:
-    """Load the data, and make the task with a noisy release if it has one.
-
-    Args:
-      data: The source of the data.
-      seed: The run's seed.
-      release: The options of the release.
-    """
-    del release
-    return self.load(data, seed)

@@ -3,32 +3,35 @@
   tff-partial train --recipe=demo
   tff-partial train --recipe=movielens_fed_recon --data_dir=DIR --output_dir=OUT
 
-A recipe is a set of flags, named by task and algorithm; a wrong name lists all.
-Flags given after it win, and `--flagfile=FILE` reads those of your own.
-With `--dry_run` it says what that would do and cost.
+With `--dry_run` it says what that would do and cost. Options that have no flag
+of their own are set by `--set=NAME=VALUE`; --helpfull lists them.
 """
 
 import pathlib
 
-from tasks import ratings_outputs as outputs
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
+from tasks.experiment.options.loop import DryRun
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import dry_run
-from tasks.experiment.run.running import run
 
 
-def main(config: Config, output: Output, plan: dry_run.DryRun) -> None:
+def main(config: Config, output: Output, plan: DryRun) -> None:
   """Trains, measures the test clients, and prints the result; or plans it."""
+  if not (plan.dry_run or output.output_dir):
+    raise OptionError('--output_dir: name a folder for what the run writes.')
+  print(_announced(config, output, plan), flush=True)
+  # Slow, since they import TensorFlow.
+  from tasks import ratings_outputs
+  from tasks.experiment.runs import dry_run
+  from tasks.experiment.runs import running
+
   if plan.dry_run:
     for line in dry_run.describe(config, output):
       print(line, flush=True)
     return
-  if not output.output_dir:
-    raise OptionError('--output_dir: name a folder for what the run writes.')
-  result = run(config, output)
-  folder = pathlib.Path(output.output_dir)
+  result = running.run(config, output)
+  folder = pathlib.Path(str(output.output_dir))
   if result.trained is None:
     print(f'{folder} holds this run already; delete it to run it anew.')
   print(result)
@@ -38,10 +41,32 @@ def main(config: Config, output: Output, plan: dry_run.DryRun) -> None:
       print(f'Ended after round {rounds} by {ended_by}.')
     print(f'Written to {folder}.')
   result.check()
-  outputs.write(config, output)
+  ratings_outputs.write(config, output)
 
 
-PROGRAM = Program(main, (Config(), Output(), dry_run.DryRun()))
+def _announced(config: Config, output: Output, plan: DryRun) -> str:
+  """Return a sentence that says what the program is about to do."""
+  loop, privacy = config.loop, config.privacy
+  invented = ', invented data' if config.data.is_synthetic else ''
+  private = ''
+  if privacy.target_epsilon is not None:
+    private = f'epsilon {privacy.target_epsilon:g} at delta {privacy.delta:g}'
+  elif privacy.noise_multiplier is not None:
+    private = f'noise multiplier {privacy.noise_multiplier:g}'
+  return (
+    f'{config.task.name} by {config.algorithm}{invented}: {loop.rounds} rounds '
+    f'of {loop.clients_per_round or "all"} clients, measured every '
+    f'{loop.evaluate_every}; '
+    + (f'private, {private}; ' if private else '')
+    + (
+      'a plan alone, nothing is written.'
+      if plan.dry_run
+      else f'into {output.output_dir}, {output.state}.'
+    )
+  )
+
+
+PROGRAM = Program(main, (Config(), Output(), DryRun()))
 
 if __name__ == '__main__':
   PROGRAM.run()

@@ -16,31 +16,30 @@ writes into OUT
 With `--beside=OTHER`, a run that was drawn already, both stand in the pictures.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import dataclasses
 import pathlib
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import user_vectors
-from tasks.experiment.run.folder import Folder
-from tasks.experiment.run.folder import with_flags_of_the_run
-from tasks.experiment.run.running import executing
-from tasks.experiment.run.running import load
-from tasks.experiment.trainable import Trainable
+from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.options import option
 from tasks.options import Options
-from tff_partial import client_state
-from tff_partial.analysis import confusion
-from tff_partial.analysis import embeddings
-from tff_partial.analysis import spreadsheets
-from tff_partial.training import programs
+import tff_partial
+from tff_partial import analysis
+
+if TYPE_CHECKING:
+  import numpy as np
+  import pandas as pd
+
+  from tff_partial.training import programs
 
 _FILE, _MAP, _GROUPS = 'users.csv', 'user_map.png', 'user_groups.png'
 _USER, _VALUE, _GROUP = 'user', 'attribute', 'group'
@@ -75,6 +74,10 @@ def described(
   Raises:
     OptionError: If users have no vectors.
   """
+  import pandas as pd
+
+  from tasks.experiment.runs import user_vectors
+
   attributes = task.attributes
   groups: list[int] = []
   if saved.best_client_store is not None:
@@ -86,8 +89,8 @@ def described(
       own = user_vectors.own_vector(remembered, task.own_weights)
       if own is not None:
         vectors[user] = own
-        if num_groups > 1 and client_state.GROUP in remembered:
-          groups.append(int(remembered[client_state.GROUP]))
+        if num_groups > 1 and tff_partial.client_state.GROUP in remembered:
+          groups.append(int(remembered[tff_partial.client_state.GROUP]))
   else:
     vectors = task.vectors_at_server(saved.best_weights)
   if not vectors:
@@ -98,7 +101,9 @@ def described(
   frame = pd.DataFrame(list(vectors.values()))
   values = [attributes[user] for user in vectors]
   if not groups:
-    groups = embeddings.clusters(frame.to_numpy(), len(set(values)), seed)
+    groups = analysis.embeddings.clusters(
+      frame.to_numpy(), len(set(values)), seed
+    )
   frame.insert(0, _USER, list(vectors))
   frame.insert(1, _VALUE, values)
   frame.insert(2, _GROUP, groups)
@@ -106,17 +111,26 @@ def described(
 
 
 def _read(folder: pathlib.Path) -> pd.DataFrame:
+  import pandas as pd
+
   path = folder / _FILE
   if not path.exists():
     raise OptionError(
       f'{path}: there is no such file. Draw the users of that run first.'
     )
-  texts = dict.fromkeys((_USER, _VALUE, _GROUP), spreadsheets.unescaped)
+  texts = dict.fromkeys(
+    (_USER, _VALUE, _GROUP), analysis.spreadsheets.unescaped
+  )
   return pd.read_csv(path, converters=texts)
 
 
 def main(config: Config, output: Output, picture: Picture) -> None:
   """Write the table and the figures."""
+  from tasks.experiment.runs.running import executing
+  from tasks.experiment.runs.running import load
+  from tasks.experiment.trainable import Trainable
+
+  confusion, embeddings = analysis.confusion, analysis.embeddings
   folder = pathlib.Path(str(output.output_dir))
   task = load(config, Folder(str(folder)))
   if not task.attribute:
@@ -129,7 +143,9 @@ def main(config: Config, output: Output, picture: Picture) -> None:
     saved = trainable.saved(folder)
     num_groups = trainable.process.model.num_groups
     frame = described(task, saved, num_groups, config.seed)
-    spreadsheets.escaped_frame(frame).to_csv(folder / _FILE, index=False)
+    analysis.spreadsheets.escaped_frame(frame).to_csv(
+      folder / _FILE, index=False
+    )
   frames = {
     path.name: _read(path)
     for path in (folder, *map(pathlib.Path, picture.beside))

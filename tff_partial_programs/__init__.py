@@ -14,7 +14,6 @@ import runpy
 import sys
 import types
 
-from tff_partial_programs import opening
 from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
@@ -31,9 +30,6 @@ PROGRAMS = (
   'export',
 )
 _HELP = ('-h', '-help', '--help', '-?')
-_FULL_HELP = ('-helpfull', '--helpfull')
-# Programs with more flags than fit on two screens.
-_LONG = ('train',)
 
 
 def __getattr__(name: str) -> types.ModuleType:
@@ -51,74 +47,6 @@ def description(program: str) -> str:
   path = recipes.root() / 'tasks' / f'{program}.py'
   docstring = ast.get_docstring(ast.parse(path.read_text('utf-8'))) or ''
   return docstring.splitlines()[0]
-
-
-def asks_for_help(arguments: Sequence[str]) -> bool:
-  """Return True if a command line asks for a program's help."""
-  return _has(arguments, _HELP + _FULL_HELP)
-
-
-def asks_for_all(arguments: Sequence[str]) -> bool:
-  """Return True if a command line asks for help on all flags."""
-  return _has(arguments, _FULL_HELP)
-
-
-def _has(arguments: Sequence[str], names: Sequence[str]) -> bool:
-  """Return True if a command line has one of these flags."""
-  arguments = list(arguments)
-  # Arguments after it are for other programs.
-  end = arguments.index('--') if '--' in arguments else len(arguments)
-  return any(argument in names for argument in arguments[:end])
-
-
-def help_file(program: str, *, full: bool = False) -> pathlib.Path:
-  """Return the file where `python -m tests.help_texts` writes a help text.
-
-  Args:
-    program: The program.
-    full: True for all flags; no difference for programs with few.
-  """
-  name = f'{program}_full' if full and program in _LONG else program
-  return pathlib.Path(__file__).resolve().parent / 'help' / f'{name}.txt'
-
-
-def help_text(program: str, *, full: bool = False) -> str:
-  """Return the text of `--help`, written by `python -m tests.help_texts`.
-
-  This does not import TensorFlow.
-
-  Args:
-    program: The program.
-    full: True for all flags, the text of `--helpfull`.
-  """
-  return help_file(program, full=full).read_text(encoding='utf-8')
-
-
-def answer_early(command: Sequence[str]) -> None:
-  """Print what can be printed before TensorFlow is imported.
-
-  A process `python -m tasks.PROGRAM --help` prints its help and exits; one that
-  trains prints what it is about to do.
-
-  Args:
-    command: The command line of the interpreter.
-
-  Raises:
-    SystemExit: If help was printed, or a flag is misspelt.
-  """
-  command = list(command)
-  if '-m' not in command[:-1]:
-    return
-  place = command.index('-m') + 1
-  package, _, program = command[place].partition('.')
-  if package != 'tasks' or program not in PROGRAMS:
-    return
-  arguments = command[place + 1 :]
-  if asks_for_help(arguments):
-    sys.stdout.write(help_text(program, full=asks_for_all(arguments)))
-    raise SystemExit(0)
-  if program == 'train':
-    opening.say(arguments)
 
 
 def usage() -> str:
@@ -159,11 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
       f'Choose one of {", ".join(PROGRAMS)}.\n'
     )
     return 1
-  if asks_for_help(rest):
-    sys.stdout.write(help_text(name, full=asks_for_all(rest)))
-    return 0
-  if name == 'train':
-    opening.say(rest)
   folder = str(recipes.root())
   sys.path.insert(0, folder)
   # A sweep starts programs in new processes.

@@ -11,15 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from tasks.emnist.options import CNN as CNN
+from tasks.emnist.options import DENSE as DENSE
+from tasks.emnist.options import LINEAR as LINEAR
+from tasks.emnist.options import MODELS as MODELS
 from tasks.images import HEAD
 from tasks.images import scaled_input
 from tasks.task import FEATURES
 from tasks.task import LOGITS
 from tff_partial.model import keras_models
 from tff_partial.model import models
-
-LINEAR, DENSE, CNN = 'linear', 'dense', 'cnn'
-MODELS = (LINEAR, DENSE, CNN)
 
 
 def build_classifier(

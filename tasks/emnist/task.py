@@ -7,24 +7,25 @@ Users are measured on images that they did not train with, or, under the
 protocol `unseen`, are writers who did not take part at all.
 """
 
-import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from tasks import images as images_lib
-from tasks import shared_options as shared
 from tasks.emnist import images as emnist_images
 from tasks.emnist import models as emnist_models
+from tasks.emnist.options import EmnistOptions
+from tasks.emnist.options import FEDERATED
+from tasks.emnist.options import LABELS
+from tasks.emnist.options import NAME
+from tasks.emnist.options import WRITERS
 from tasks.errors import OptionError
-from tasks.options import detail
-from tasks.options import option
 from tasks.task import Data
 from tasks.task import FEATURES
 from tasks.task import MeasuredByProtocol
+from tasks.task import Release
 from tasks.task import SEEN
-from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
@@ -32,12 +33,6 @@ from tff_partial.data import examples
 from tff_partial.data import partitions
 from tff_partial.data import populations
 from tff_partial.model import models
-
-NAME = 'emnist'
-LABELS, WRITERS = 'labels', 'writers'
-PARTITIONS = (LABELS, WRITERS)
-MNIST, FEDERATED = 'mnist', 'federated_emnist'
-EDITIONS = (MNIST, FEDERATED)
 
 # pFedMe keeps a quarter of a user's images for tests. It has no validation
 # images, so these come out of the other three quarters.
@@ -52,80 +47,6 @@ _OWN = {
   emnist_models.DENSE: images_lib.HEAD,
   emnist_models.CNN: images_lib.HEAD,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class EmnistOptions(TaskOptions):
-  """Options of the task."""
-
-  name: ClassVar[str] = NAME
-  title: ClassVar[str] = 'Task emnist'
-
-  edition: str = shared.data_set(MNIST, choices=EDITIONS)
-  partition: str = option(
-    LABELS,
-    'Whether users hold a few labels each, or what they wrote.',
-    choices=PARTITIONS,
-  )
-  protocol: str = shared.protocol(SEEN)
-  num_users: int = shared.users(20)
-  labels_per_user: int = detail(
-    2, 'Labels of a user of the partition labels.', at_least=1
-  )
-  size_deviation: float = detail(
-    0.5,
-    'How much the sizes of users of the partition labels differ: the deviation '
-    'of their logarithm.',
-    at_least=0,
-  )
-  max_examples: int | None = shared.max_examples(None)
-  model: str = shared.model(emnist_models.LINEAR, choices=emnist_models.MODELS)
-  hidden: int = detail(
-    100, 'Units of the hidden layer of the dense model.', at_least=1
-  )
-  local: str = detail(
-    '',
-    "What is the user's where a part of the model is, as a regular expression "
-    'over names of layers and variables; by default the last layer, and its '
-    'biases in logistic regression.',
-  )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'emnist_'
-
-  def __post_init__(self) -> None:
-    """Check that images can be divided."""
-    super().__post_init__()
-    if self.max_examples is not None and self.max_examples < 3:
-      raise OptionError(
-        f'max_examples: {self.max_examples} images a user cannot be divided '
-        'into three parts. Give at least 3.'
-      )
-
-  def load(self, data: Data, seed: int) -> 'Emnist':
-    """Load the images and make the task.
-
-    Images are in the folder `emnist` below `data_dir`. Synthetic are the small
-    digits of scikit-learn, which need no files.
-    """
-    if data.is_synthetic:
-      return Emnist(emnist_images.load_digits(), self, seed)
-    if self.edition == FEDERATED:
-      if not data.download:
-        raise OptionError(
-          'Federated EMNIST comes through the loader of TFF, which fetches it '
-          'unless it was kept in --data_dir: allow that with --download.'
-        )
-      return Emnist(
-        emnist_images.load_federated_emnist(data.data_dir), self, seed
-      )
-    # The test images are by other writers, with few images each.
-    by_writer = self.partition == WRITERS
-    images = emnist_images.load_mnist(
-      data.data_dir, test=not by_writer, writers=by_writer
-    )
-    return Emnist(images, self, seed)
 
 
 class Emnist(MeasuredByProtocol):
@@ -251,3 +172,31 @@ def _hold(
       'the partition labels, or --data=real.'
     )
   return partitions.by_owner(images.writers, seed=seed)
+
+
+def load(
+  options: EmnistOptions, data: Data, seed: int, release: Release
+) -> Emnist:
+  """Load the images and make the task.
+
+  Images are in the folder `emnist` below `data_dir`. Synthetic are the small
+  digits of scikit-learn, which need no files.
+  """
+  del release
+  if data.is_synthetic:
+    return Emnist(emnist_images.load_digits(), options, seed)
+  if options.edition == FEDERATED:
+    if not data.download:
+      raise OptionError(
+        'Federated EMNIST comes through the loader of TFF, which fetches it '
+        'unless it was kept in --data_dir: allow that with --download.'
+      )
+    return Emnist(
+      emnist_images.load_federated_emnist(data.data_dir), options, seed
+    )
+  # The test images are by other writers, with few images each.
+  by_writer = options.partition == WRITERS
+  images = emnist_images.load_mnist(
+    data.data_dir, test=not by_writer, writers=by_writer
+  )
+  return Emnist(images, options, seed)

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any, ClassVar, Self
 
 from tasks import task as tasks_lib
-from tasks.emnist import task as emnist
+from tasks.emnist.options import EmnistOptions
 from tasks.errors import OptionError
 from tasks.experiment.methods import algorithms
 from tasks.experiment.methods import building
@@ -18,37 +18,39 @@ from tasks.experiment.options.loop import Loop
 from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.training import LocalTraining
 from tasks.experiment.options.training import Server
-from tasks.movielens import ranking
-from tasks.movielens import task as movielens
-from tasks.next_word import task as next_word
+from tasks.movielens.options import MovieLensOptions
+from tasks.movielens.options import RankingOptions
+from tasks.next_word.options import NextWordOptions
 from tasks.options import Choice
 from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import Option
 from tasks.options import option
 from tasks.options import Options
-from tasks.preference import mnist
-from tasks.preference import speech
-from tasks.ratings import task as ratings
-from tasks.subreddit import task as subreddit
-from tasks.user_modeling import task as user_modeling
+from tasks.preference.options import MnistOptions
+from tasks.preference.options import SpeechOptions
+from tasks.ratings.options import RatingsOptions
+from tasks.subreddit.options import StickerOptions
+from tasks.subreddit.options import SubredditOptions
+from tasks.user_modeling.options import AssistOptions
+from tasks.user_modeling.options import MovielensOptions
 from tff_partial_programs import spelling
 
 TASK = 'task'
 
 # A new task is one class here.
 _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
-  emnist.EmnistOptions,
-  movielens.MovieLensOptions,
-  ranking.RankingOptions,
-  next_word.NextWordOptions,
-  mnist.MnistOptions,
-  speech.SpeechOptions,
-  ratings.RatingsOptions,
-  subreddit.SubredditOptions,
-  subreddit.StickerOptions,
-  user_modeling.AssistOptions,
-  user_modeling.MovielensOptions,
+  EmnistOptions,
+  MovieLensOptions,
+  RankingOptions,
+  NextWordOptions,
+  MnistOptions,
+  SpeechOptions,
+  RatingsOptions,
+  SubredditOptions,
+  StickerOptions,
+  AssistOptions,
+  MovielensOptions,
 )
 TASKS = {task.name: task for task in _TASKS}
 
@@ -77,7 +79,6 @@ class Runtime(Options):
     'auto',
     'Whether the cohort runtime compiles with XLA; auto measures both.',
     choices=('auto', 'true', 'false'),
-    is_common=True,
   )
   ray_address: str | None = option(
     None,
@@ -131,7 +132,7 @@ class Config(Options):
 
   title: ClassVar[str] = 'Method'
 
-  task: tasks_lib.TaskOptions = movielens.MovieLensOptions()
+  task: tasks_lib.TaskOptions = MovieLensOptions()
   algorithm: str = option(
     'fed_recon',
     'How to learn it.',

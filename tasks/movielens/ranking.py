@@ -8,9 +8,8 @@ Held-out items are ranked among all that the user has not interacted with, and
 among 99 drawn ones, whose value is the expectation over all draws.
 """
 
-import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,14 +20,14 @@ from tasks.errors import OptionError
 from tasks.movielens import data as movielens_data
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
-from tasks.options import detail
+from tasks.movielens.options import RankingOptions
 from tasks.task import Data
 from tasks.task import EvaluationClients
 from tasks.task import IMPLICIT
 from tasks.task import NOBODY
 from tasks.task import OWN
+from tasks.task import Release
 from tasks.task import Task
-from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
@@ -41,58 +40,15 @@ from tff_partial.model import models
 from tff_partial.templates import implicit_factors
 from tff_partial.templates import ranking
 
-NAME = 'movielens_ranking'
-
 _RANDOM_TASTES = 4
 # Share of new users' interactions that they are known by.
 _KNOWN = 0.8
 
 
-@dataclasses.dataclass(frozen=True)
-class RankingOptions(TaskOptions):
-  """Options of the ranking task."""
-
-  name: ClassVar[str] = NAME
-  title: ClassVar[str] = 'Task movielens_ranking'
-
-  data_set: str = shared.data_set('')
-  protocol: str = shared.protocol(shared.SEEN)
-  max_examples: int | None = shared.max_examples(None, at_least=4)
-  min_examples: int = shared.min_examples(4)
-  num_factors: int = shared.num_factors(64)
-  biases: bool = shared.biases(False)
-  ranking_loss: str = detail(
-    ranking.BINARY,
-    'Loss of interactions and drawn negatives, for training by gradients.',
-    choices=ranking.LOSSES,
-  )
-  num_negatives: int = detail(
-    4, 'Negatives drawn for each interaction in each step.', at_least=1
-  )
-  random_tastes: bool = detail(
-    False,
-    "Replace each user's items by random ones, so that nothing can be learned: "
-    'a hit rate above that of chance, 0.1 of 100 items, is then a leak.',
-  )
-
-  def load(self, data: Data, seed: int) -> 'MovieLensRanking':
-    """Load the ratings and make the task.
-
-    Args:
-      data: Their source, as for the task movielens.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-    """
-    ratings = movielens.load_ratings(data, self.data_set)
-    return MovieLensRanking(ratings, self, seed)
-
-
 class MovieLensRanking(Task):
   """Users as clients, the films that they rated as examples."""
 
-  name = NAME
+  name = RankingOptions.name
   selection_metric = 'ndcg_10'
   higher_is_better = True
   learned_from_training: tuple[str, ...] = ('list of items',)
@@ -289,3 +245,12 @@ def _with_random_tastes(
     for number in frame.groupby('user_id', sort=False).size()
   ]
   return frame.assign(item_id=np.concatenate(drawn).astype(np.int32))
+
+
+def load(
+  options: RankingOptions, data: Data, seed: int, release: Release
+) -> MovieLensRanking:
+  """Load the ratings, as the task movielens does, and make the task."""
+  del release
+  ratings = movielens.load_ratings(data, options.data_set)
+  return MovieLensRanking(ratings, options, seed)

@@ -5,32 +5,32 @@ divided, and test users never took part in training. `seen`: every user's
 ratings are divided by time, and users are measured on their later ratings.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-import dataclasses
+from collections.abc import Callable, Mapping
 import functools
 import os
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tasks import shared_options as shared
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_files
 from tasks.movielens import models as movielens_models
 from tasks.movielens import synthetic
-from tasks.options import Leak
+from tasks.movielens.options import FactorizationOptions
+from tasks.movielens.options import MovieLensOptions
+from tasks.movielens.options import NAME
 from tasks.task import Data
 from tasks.task import MeasuredByProtocol
 from tasks.task import NOBODY
 from tasks.task import OWN
 from tasks.task import POSTERIOR
 from tasks.task import Recommendation
+from tasks.task import Release
 from tasks.task import TABLE
-from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import UNSEEN
@@ -41,8 +41,6 @@ from tff_partial.data import populations
 from tff_partial.model import models
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import top_candidates
-
-NAME = 'movielens'
 
 # Shares of the parts of the data.
 _FRACTIONS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
@@ -55,84 +53,6 @@ _DOWNLOADED = 'ml-1m'
 
 # Optional fields for splits, and their columns.
 _FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
-
-
-@dataclasses.dataclass(frozen=True)
-class FactorizationOptions(TaskOptions):
-  """Options of the matrix factorization of ratings."""
-
-  protocol: str = shared.protocol(UNSEEN)
-  max_examples: int | None = shared.max_examples(300, at_least=2)
-  num_factors: int = shared.num_factors(50)
-  biases: bool = shared.biases(False)
-  centred: bool = shared.centred(False)
-  public_mean: float | None = shared.public_mean(None)
-  l2: float = shared.l2(0.0)
-  clip_predictions: bool = shared.clip_predictions(False)
-  initial_scale: float = shared.initial_scale(0.05)
-
-  # An option of MovieLens alone.
-  min_examples: ClassVar[int] = 1
-
-  def __post_init__(self) -> None:
-    """Check that at most one mean is set."""
-    super().__post_init__()
-    if self.centred and self.public_mean is not None:
-      raise OptionError(
-        f'--public_mean={self.public_mean}: it would take the place of the '
-        'mean that is computed. Give --nocentred, too.'
-      )
-
-  def leaks(self) -> Iterator[Leak]:
-    """Yield the options that a private run may not use."""
-    if self.centred:
-      yield Leak(
-        'centred',
-        self.centred,
-        'the mean of all training ratings is computed before training',
-        'Give --nocentred, perhaps with --public_mean.',
-      )
-
-
-@dataclasses.dataclass(frozen=True)
-class MovieLensOptions(FactorizationOptions):
-  """Options of the task; the defaults are the paper's."""
-
-  name: ClassVar[str] = NAME
-  title: ClassVar[str] = 'Task movielens'
-
-  data_set: str = shared.data_set('')
-  min_examples: int = shared.min_examples(1)  # type: ignore[misc]
-
-  def load(self, data: Data, seed: int) -> 'MovieLens':
-    """Load the ratings and make the task.
-
-    Data are in the folder `movielens/<data_set>` below `data_dir`.
-    """
-    return MovieLens(load_ratings(data, self.data_set), self, seed)
-
-
-def load_ratings(data: Data, data_set: str) -> movielens_data.Ratings:
-  """Load, download or invent ratings.
-
-  Args:
-    data: Their source.
-    data_set: The edition; '' for the one in the folder.
-
-  Raises:
-    DataError: If the data are missing or damaged.
-  """
-  if data.is_synthetic:
-    return synthetic.generate()
-  if not data.data_dir:
-    raise DataError(
-      f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'
-    )
-  if data.download:
-    movielens_data.download(
-      os.path.join(data.data_dir, NAME), data_set or _DOWNLOADED
-    )
-  return movielens_data.load(data.data_dir, data_set)
 
 
 class MovieLens(MeasuredByProtocol):
@@ -372,3 +292,37 @@ def _output_of(keras_model: tf.keras.Model) -> str | None:
 def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
   """Return the past ratings, marked 0, then the later ones, marked 1."""
   return pd.concat([past.assign(is_query=0), later.assign(is_query=1)])
+
+
+def load_ratings(data: Data, data_set: str) -> movielens_data.Ratings:
+  """Load, download or invent ratings.
+
+  Args:
+    data: Their source.
+    data_set: The edition; '' for the one in the folder.
+
+  Raises:
+    DataError: If the data are missing or damaged.
+  """
+  if data.is_synthetic:
+    return synthetic.generate()
+  if not data.data_dir:
+    raise DataError(
+      f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'
+    )
+  if data.download:
+    movielens_data.download(
+      os.path.join(data.data_dir, NAME), data_set or _DOWNLOADED
+    )
+  return movielens_data.load(data.data_dir, data_set)
+
+
+def load(
+  options: MovieLensOptions, data: Data, seed: int, release: Release
+) -> MovieLens:
+  """Load the ratings and make the task.
+
+  Data are in the folder `movielens/<data_set>` below `data_dir`.
+  """
+  del release
+  return MovieLens(load_ratings(data, options.data_set), options, seed)

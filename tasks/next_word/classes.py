@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tasks.next_word.options import ALL as ALL
+from tasks.next_word.options import OUTPUTS as OUTPUTS
+from tasks.next_word.options import VOCABULARY as VOCABULARY
 from tasks.next_word.tokens import Tokens
-
-ALL, VOCABULARY = 'all', 'vocabulary'
-OUTPUTS = (ALL, VOCABULARY)
 
 
 class Targets(NamedTuple):

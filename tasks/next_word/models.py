@@ -15,76 +15,25 @@ the output `VOCABULARY`.
 """
 
 from collections.abc import Callable
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
-from tasks import shared_options as shared
-from tasks.errors import OptionError
 from tasks.next_word import transformer
-from tasks.next_word.classes import ALL
 from tasks.next_word.classes import Classes
-from tasks.next_word.classes import OUTPUTS
 from tasks.next_word.layers import LoopedLSTM
 from tasks.next_word.layers import OneOfTwo
 from tasks.next_word.layers import TokenRows
+from tasks.next_word.options import LSTM as LSTM
+from tasks.next_word.options import NextWordSizes
+from tasks.next_word.options import TRANSFORMER as TRANSFORMER
 from tasks.next_word.tokens import Tokens
-from tasks.options import detail
-from tasks.options import option
-from tasks.options import Options
 from tasks.task import FEATURES
 from tasks.task import LOGITS
-
-LSTM, TRANSFORMER = 'lstm', 'transformer'
 
 # Layer of the vectors of words outside the vocabulary, for `from_keras`; local
 # in FedRecon.
 BUCKET_LAYER = 'bucket_embedding'
-
-
-@dataclasses.dataclass(frozen=True)
-class NextWordSizes(Options):
-  """Architecture and sizes of the model."""
-
-  title: ClassVar[str] = 'Task next_word'
-
-  architecture: str = shared.model(LSTM, choices=(LSTM, TRANSFORMER))
-  embedding: int = option(
-    32,
-    "Length of a token's vector; of all vectors of a transformer.",
-    at_least=1,
-  )
-  lstm_units: int = shared.lstm_units(128)
-  projection: int = detail(
-    32, 'Length of what is made of them, on which the output rests.', at_least=1
-  )
-  layers: int = detail(2, 'Blocks of the transformer.', at_least=1)
-  heads: int = detail(
-    2, 'Heads of its attention; the embedding is a multiple.', at_least=1
-  )
-  hidden_units: int = detail(
-    128, 'Units of the hidden layer of a block.', at_least=1
-  )
-  output: str = detail(
-    ALL,
-    'Whether models predict all tokens, with buckets of unknown words, as the '
-    "paper's do; or words of the vocabulary and the end of a sentence alone.",
-    choices=OUTPUTS,
-  )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'next_word_'
-
-  def __post_init__(self) -> None:
-    """Check that a model can have these sizes."""
-    super().__post_init__()
-    if self.architecture == TRANSFORMER and self.embedding % self.heads:
-      raise OptionError(
-        f'--set=next_word_heads={self.heads}: they cannot divide an '
-        f'embedding of {self.embedding} among them. Choose a divisor of it.'
-      )
 
 
 def build_next_word_model(

@@ -10,13 +10,11 @@ sentences with authors can replace it.
 """
 
 from collections.abc import Callable
-import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
-from tasks import shared_options as shared
 from tasks.errors import OptionError
 from tasks.next_word import classes as classes_lib
 from tasks.next_word import clients as clients_lib
@@ -26,8 +24,8 @@ from tasks.next_word import models as next_word_models
 from tasks.next_word import parts as parts_lib
 from tasks.next_word import sentences as sentences_lib
 from tasks.next_word import synthetic
-from tasks.next_word.vocabulary import VocabularyOptions
-from tasks.options import detail
+from tasks.next_word import vocabulary
+from tasks.next_word.options import NextWordOptions
 from tasks.task import Clients
 from tasks.task import Data
 from tasks.task import EvaluationClients
@@ -36,90 +34,15 @@ from tasks.task import NOBODY
 from tasks.task import OWN
 from tasks.task import Release
 from tasks.task import SEEN
-from tasks.task import Spent
 from tasks.task import Task
-from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import TRAIN
-from tasks.task import UNSEEN
 from tasks.task import VALIDATION
 import tff_partial
 from tff_partial import random_bits
 from tff_partial.data import examples
 from tff_partial.data import splits
 from tff_partial.model import models
-
-NAME = 'next_word'
-
-
-@dataclasses.dataclass(frozen=True)
-class NextWordOptions(TaskOptions):
-  """Options of the task."""
-
-  name: ClassVar[str] = NAME
-  title: ClassVar[str] = 'Task next_word'
-
-  corpus: str = shared.data_set(corpora.LEAN_CHAT)
-  protocol: str = shared.protocol(UNSEEN)
-  max_tokens: int = detail(
-    20, 'Tokens of a sentence; longer ones are cut.', at_least=1
-  )
-  min_sentences: int = shared.min_examples(2)
-  max_sentences: int | None = shared.max_examples(128)
-  max_users: int | None = shared.users(None)
-  validation_share: float = detail(
-    0.1,
-    "Share of the authors, or of each author's sentences, that choose the best "
-    'round.',
-  )
-  test_share: float = detail(0.2, 'The same, of those for tests.')
-  vocabulary: VocabularyOptions = VocabularyOptions()
-  sizes: next_word_models.NextWordSizes = next_word_models.NextWordSizes()
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'next_word_'
-
-  @property
-  def spent(self) -> Spent:
-    """Privacy cost of the vocabulary in a private run."""
-    return self.vocabulary.spent
-
-  def load(
-    self, data: Data, seed: int, release: Release = Release()
-  ) -> 'NextWord':
-    """Read the sentences, learn the vocabulary and make the task.
-
-    Args:
-      data: Their source: the folder that holds one with the corpus' name, or
-        that folder. Invented ones need no files.
-      seed: The run's seed.
-      release: Settings for the release of a vocabulary with noise.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-      OptionError: If they cannot be divided as the options ask.
-    """
-    limits = sentences_lib.Limits(
-      max_tokens=self.max_tokens,
-      min_sentences=self.min_sentences,
-      max_sentences=self.max_sentences,
-      max_users=self.max_users,
-      seed=seed,
-    )
-    if data.is_synthetic:
-      found = synthetic.generate(limits=limits)
-    else:
-      found = corpora.load(
-        self.corpus, data.data_dir, limits, download=data.download
-      )
-    return NextWord(found, self, seed, release)
-
-  def load_released(
-    self, data: Data, seed: int, release: Release
-  ) -> 'NextWord':
-    """Load the data, as `load` does."""
-    return self.load(data, seed, release)
 
 
 class NextWord(Task):
@@ -135,7 +58,7 @@ class NextWord(Task):
     learned_from_training: Statistics of the training data without noise.
   """
 
-  name = NAME
+  name = NextWordOptions.name
   selection_metric = 'accuracy'
   higher_is_better = True
   predicts_tokens = True
@@ -171,16 +94,16 @@ class NextWord(Task):
       else parts_lib.divide_users(sentences, **shares, seed=seed)
     )
     self._training_users = self.parts[TRAIN].users
-    self.words = options.vocabulary.learn(
-      sentences, self._training_users, release
+    self.words = vocabulary.learn(
+      options.vocabulary, sentences, self._training_users, release
     )
     self.learned_from_training: tuple[str, ...] = (
-      () if options.vocabulary.mechanism else ('vocabulary',)
+      () if options.vocabulary.is_private else ('vocabulary',)
     )
     self._clients = clients_lib.Authors(sentences, self.words, self.parts)
     self._options = options
     self._seed = seed
-    self._is_released = bool(options.vocabulary.mechanism) and (
+    self._is_released = options.vocabulary.is_private and (
       release.kept is not None or release.keep is not None
     )
     self._models: dict[tuple[str, bool], models.PartialModel] = {}
@@ -313,3 +236,35 @@ class NextWord(Task):
       example_spec: Fields to read of an example.
     """
     return self._clients.clients(part, example_spec)
+
+
+def load(
+  options: NextWordOptions, data: Data, seed: int, release: Release
+) -> NextWord:
+  """Read the sentences, learn the vocabulary and make the task.
+
+  Args:
+    options: The options of the task.
+    data: Their source: the folder that holds one with the corpus' name, or
+      that folder. Invented ones need no files.
+    seed: The run's seed.
+    release: Settings for the release of a vocabulary with noise.
+
+  Raises:
+    DataError: If the data are missing or damaged; says where and what to do.
+    OptionError: If they cannot be divided as the options ask.
+  """
+  limits = sentences_lib.Limits(
+    max_tokens=options.max_tokens,
+    min_sentences=options.min_sentences,
+    max_sentences=options.max_sentences,
+    max_users=options.max_users,
+    seed=seed,
+  )
+  if data.is_synthetic:
+    found = synthetic.generate(limits=limits)
+  else:
+    found = corpora.load(
+      options.corpus, data.data_dir, limits, download=data.download
+    )
+  return NextWord(found, options, seed, release)

@@ -10,19 +10,15 @@ of one and test images of another; within a user they never do. Without
 users: then no user trains on any test image.
 """
 
-import dataclasses
-from typing import ClassVar
-
 from tasks.emnist import images as emnist_images
 from tasks.images import Images
 from tasks.preference import models as preference_models
-from tasks.preference.task import BALANCED
-from tasks.preference.task import IMBALANCED
-from tasks.preference.task import PreferenceOptions
+from tasks.preference.options import BALANCED
+from tasks.preference.options import IMBALANCED
+from tasks.preference.options import MnistOptions
 from tasks.preference.task import PreferenceTask
 from tasks.task import Data
-
-NAME = 'mnist_preference'
+from tasks.task import Release
 
 # Share of the users that like each digit.
 SHARES = {
@@ -34,31 +30,12 @@ SHARES = {
 _PAPER_USERS, _FEW_USERS = 9_000, 300
 
 
-@dataclasses.dataclass(frozen=True)
-class MnistOptions(PreferenceOptions):
-  """Options of the task; the defaults are the paper's."""
-
-  name: ClassVar[str] = NAME
-
-  def load(self, data: Data, seed: int) -> 'MnistPreference':
-    """Load the images and make the task.
-
-    Images are in the folder `emnist` below `data_dir`, of which the training
-    images are used. Synthetic are the small digits of scikit-learn.
-    """
-    if data.is_synthetic:
-      images = emnist_images.load_digits()
-    else:
-      images = emnist_images.load_mnist(data.data_dir)
-    return MnistPreference(images, self, seed)
-
-
 class MnistPreference(PreferenceTask):
   """Users as clients; each likes one digit."""
 
-  name = NAME
+  name = MnistOptions.name
 
-  def __init__(self, images: Images, options: PreferenceOptions, seed: int):
+  def __init__(self, images: Images, options: MnistOptions, seed: int):
     """Draw the users' images."""
     is_mnist = len(images) >= _PAPER_USERS
     super().__init__(
@@ -69,3 +46,19 @@ class MnistPreference(PreferenceTask):
       seed,
       build_encoder=preference_models.build_encoder,
     )
+
+
+def load(
+  options: MnistOptions, data: Data, seed: int, release: Release
+) -> MnistPreference:
+  """Load the images and make the task.
+
+  Images are in the folder `emnist` below `data_dir`, of which the training
+  images are used. Synthetic are the small digits of scikit-learn.
+  """
+  del release
+  if data.is_synthetic:
+    images = emnist_images.load_digits()
+  else:
+    images = emnist_images.load_mnist(data.data_dir)
+  return MnistPreference(images, options, seed)

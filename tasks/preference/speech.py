@@ -11,52 +11,21 @@ recordings that they are mixed from.
 """
 
 from collections.abc import Sequence
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
-from tasks.options import detail
 from tasks.preference import speech_models
 from tasks.preference import speech_recordings
 from tasks.preference import speech_synthetic
 from tasks.preference import speech_voices
-from tasks.preference.task import BALANCED
-from tasks.preference.task import PreferenceOptions
+from tasks.preference.options import BALANCED
+from tasks.preference.options import SpeechOptions
 from tasks.preference.task import PreferenceTask
 from tasks.task import Data
-
-NAME = 'speech_preference'
+from tasks.task import Release
 
 # Shares of users who like the voices 0 and 5, for imbalanced users.
 _COMMON_SHARES = {0: 0.2, 5: 0.08}
 _PAPER_USERS, _FEW_USERS = 900, 200
-
-
-@dataclasses.dataclass(frozen=True)
-class SpeechOptions(PreferenceOptions):
-  """Options of the task; the defaults are the paper's."""
-
-  name: ClassVar[str] = NAME
-
-  num_voices: int = detail(
-    20,
-    'Voices that users choose among: those of all speakers, and others that '
-    'lie between two of them.',
-    flag='speech_voices',
-    at_least=3,
-  )
-
-  def load(self, data: Data, seed: int) -> 'SpeechPreference':
-    """Load the recordings, make the voices and the task.
-
-    Recordings are in the folder `speech` below `data_dir`.
-    """
-    if data.is_synthetic:
-      corpus, num_users = speech_synthetic.generate(), _FEW_USERS
-    else:
-      corpus = speech_recordings.load(data.data_dir)
-      num_users = _PAPER_USERS
-    utterances = speech_voices.speak(corpus, self.num_voices)
-    return SpeechPreference(utterances, self, num_users, seed)
 
 
 class SpeechPreference(PreferenceTask):
@@ -66,7 +35,7 @@ class SpeechPreference(PreferenceTask):
     voices: The voices by the numbers of their sub-populations.
   """
 
-  name = NAME
+  name = SpeechOptions.name
 
   def __init__(
     self,
@@ -108,3 +77,20 @@ def shares_of(shares: str, num_voices: int) -> list[float]:
   for voice, share in _COMMON_SHARES.items():
     found[min(voice, num_voices - 1)] = share
   return found
+
+
+def load(
+  options: SpeechOptions, data: Data, seed: int, release: Release
+) -> SpeechPreference:
+  """Load the recordings, make the voices and the task.
+
+  Recordings are in the folder `speech` below `data_dir`.
+  """
+  del release
+  if data.is_synthetic:
+    corpus, num_users = speech_synthetic.generate(), _FEW_USERS
+  else:
+    corpus = speech_recordings.load(data.data_dir)
+    num_users = _PAPER_USERS
+  utterances = speech_voices.speak(corpus, options.num_voices)
+  return SpeechPreference(utterances, options, num_users, seed)

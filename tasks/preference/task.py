@@ -8,29 +8,25 @@ than images, such as sound, are converted to images.
 """
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tasks import images as images_lib
-from tasks import shared_options as shared
 from tasks.errors import OptionError
-from tasks.options import detail
-from tasks.options import option
 from tasks.preference import f1
 from tasks.preference import losses
 from tasks.preference import models as preference_models
 from tasks.preference import preferences
+from tasks.preference.options import PreferenceOptions
 from tasks.task import CLUSTERS
 from tasks.task import HEAD_CLUSTERS
 from tasks.task import HEADS
 from tasks.task import MeasuredByProtocol
 from tasks.task import OWN_HEAD
 from tasks.task import SEEN
-from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
@@ -39,79 +35,8 @@ from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
 
-BALANCED, IMBALANCED = 'balanced', 'imbalanced'
-
 # Examples of a user in each part; half of them are liked.
 SIZES = {TRAIN: 20, VALIDATION: 10, TEST: 10}
-
-
-@dataclasses.dataclass(frozen=True)
-class PreferenceOptions(TaskOptions):
-  """Options of such a task; the defaults are the paper's."""
-
-  title: ClassVar[str] = 'Tasks mnist_preference and speech_preference'
-
-  shares: str = option(
-    BALANCED,
-    'How common each preference is among users.',
-    choices=(BALANCED, IMBALANCED),
-  )
-  num_users: int | None = shared.users(None)
-  repeat_images: bool = detail(
-    True,
-    'Whether users may share images or utterances; else fewer users have some '
-    'that no other user has.',
-  )
-  validation_users: int = option(
-    1_000, 'Users who choose the best round.', at_least=1
-  )
-  embedding_size: int = option(
-    0,
-    'Length of the personal embedding, at most the width of an image and the '
-    'height of a spectrogram; 0 for none, but for as much with FedEmbed.',
-    at_least=0,
-  )
-  local: str = detail(
-    '',
-    "What is the user's where a part of the model is, as a regular expression "
-    'over names of layers and variables; by default the personal embedding, or '
-    'the last layer where there is none.',
-  )
-  activation: str = detail(
-    '',
-    'Between the layers of the encoder; the paper prints none.',
-    choices=('', 'relu', 'elu', 'gelu', 'tanh'),
-  )
-  type_head: bool = option(
-    True,
-    "Whether FedEmbed's model learns from its type head; Figure 4 leaves it "
-    'out.',
-  )
-  embedding_spread: float = option(
-    1.0,
-    "Where the uniform distribution ends that FedEmbed's first embeddings and "
-    'prototypes are drawn from; it begins at 0.',
-  )
-  prototypical_share: float = option(
-    0.1,
-    "Which share of each sub-population's users are prototypical; one at "
-    'least.',
-    at_least=0,
-    at_most=1,
-  )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'preference_'
-
-  def __post_init__(self) -> None:
-    """Check the spread."""
-    super().__post_init__()
-    if self.embedding_spread <= 0:
-      raise OptionError(
-        f'embedding_spread: {self.embedding_spread} is no width. Give a '
-        'positive number.'
-      )
 
 
 class PreferenceTask(MeasuredByProtocol):

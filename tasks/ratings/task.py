@@ -9,107 +9,29 @@ the later half if the file has times.
 """
 
 from collections.abc import Callable
-import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tasks import shared_options as shared
 from tasks.errors import OptionError
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
-from tasks.options import detail
-from tasks.options import option
-from tasks.options import Options
+from tasks.ratings import csv_files
 from tasks.ratings import models as ratings_models
 from tasks.ratings import tables
-from tasks.ratings.csv_files import Csv
+from tasks.ratings.options import NAME
+from tasks.ratings.options import RatingsOptions
 from tasks.task import Data
 from tasks.task import EvaluationClients
+from tasks.task import Release
 from tasks.task import UNSEEN
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.data import splits
 from tff_partial.data import vocabularies as vocabularies_lib
-from tff_partial.exporting import exports
-
-NAME = 'ratings'
-
-
-@dataclasses.dataclass(frozen=True)
-class Ends(Options):
-  """Options of the outputs after training; they change no number."""
-
-  title: ClassVar[str] = 'Task ratings'
-
-  top_n_csv: bool = detail(
-    True,
-    'When training has ended, write top_n.csv: the items that users have not '
-    'rated and are expected to like best.',
-    may_change=True,
-  )
-  top_n: int = option(
-    10, 'How many items to recommend to a user.', at_least=1, may_change=True
-  )
-  top_n_user: str | None = detail(
-    None, 'The only user in top_n.csv; by default it has all.', may_change=True
-  )
-  export_formats: tuple[str, ...] = option(
-    exports.FORMATS,
-    'When training has ended, write the model for devices to the folder '
-    'export, as which files: saved_model, tflite; nothing for none.',
-    may_change=True,
-  )
-
-  def __post_init__(self) -> None:
-    """Raise an error for unknown formats."""
-    super().__post_init__()
-    for name in self.export_formats:
-      if name not in exports.FORMATS:
-        raise OptionError(
-          f'--export_formats={",".join(self.export_formats)}: {name!r} is none '
-          f'of {", ".join(exports.FORMATS)}.'
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class RatingsOptions(movielens.FactorizationOptions):
-  """Options of the task."""
-
-  name: ClassVar[str] = NAME
-  title: ClassVar[str] = 'Task ratings'
-
-  csv: Csv = Csv()
-  min_per_user: int = shared.min_examples(2, at_least=2)
-  min_per_item: int = option(
-    1, 'Items with fewer ratings are left out.', at_least=1
-  )
-  num_factors: int = shared.num_factors(16)
-  biases: bool = shared.biases(True)
-  centred: bool = shared.centred(True)
-  l2: float = shared.l2(0.05)
-  clip_predictions: bool = shared.clip_predictions(True)
-  ends: Ends = Ends()
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'ratings_'
-
-  def load(self, data: Data, seed: int) -> 'RatingsTask':
-    """Read the ratings and make the task."""
-    if data.is_synthetic and self.csv.file:
-      raise OptionError(
-        f'--csv={self.csv.file}: a run with --data=synthetic reads no file. '
-        'Leave one of the two out.'
-      )
-    table = tables.generate() if data.is_synthetic else self.csv.read()
-    ratings = tables.choose(table, self.min_per_user, self.min_per_item)
-    if self.ends.top_n_user is not None:
-      ratings.number_of(self.ends.top_n_user)
-    return RatingsTask(ratings, self, seed)
 
 
 class RatingsTask(movielens.MovieLens):
@@ -192,3 +114,22 @@ class RatingsTask(movielens.MovieLens):
   ) -> populations.Population:
     named = frame.assign(user_id=self._names[frame['user_id']])
     return super()._pack(named, example_spec, min_examples)
+
+
+def load(
+  options: RatingsOptions, data: Data, seed: int, release: Release
+) -> RatingsTask:
+  """Read the ratings and make the task."""
+  del release
+  if data.is_synthetic and options.csv.file:
+    raise OptionError(
+      f'--csv={options.csv.file}: a run with --data=synthetic reads no file. '
+      'Leave one of the two out.'
+    )
+  table = (
+    tables.generate() if data.is_synthetic else csv_files.read(options.csv)
+  )
+  ratings = tables.choose(table, options.min_per_user, options.min_per_item)
+  if options.ends.top_n_user is not None:
+    ratings.number_of(options.ends.top_n_user)
+  return RatingsTask(ratings, options, seed)

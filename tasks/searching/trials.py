@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line import flags
-from tasks.experiment.run.folder import Folder
+from tasks.experiment.runs.folder import Folder
 from tasks.searching import plan as plans
 from tff_partial import random_bits
 from tff_partial.training import files

@@ -1,27 +1,22 @@
 """Shared parts of the tasks with documents by many authors."""
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tasks import shared_options as shared
 from tasks.errors import DataError
-from tasks.errors import OptionError
 from tasks.files import text_encoding
-from tasks.options import detail
-from tasks.options import option
 from tasks.subreddit import data as subreddit_data
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import parts as subreddit_parts
+from tasks.subreddit.options import DocumentOptions
 from tasks.task import EvaluationClients
 from tasks.task import OWN
 from tasks.task import Task
-from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
@@ -38,65 +33,6 @@ _MARK = 'is_query'
 
 # Name under which the result of all test documents is reported.
 SEEN = 'seen'
-
-
-@dataclasses.dataclass(frozen=True)
-class DocumentOptions(TaskOptions):
-  """Options of a document task; the filters of authors are the paper's."""
-
-  title: ClassVar[str] = 'Tasks subreddit and sticker'
-
-  num_subreddits: int = detail(
-    256, 'How many subreddits are classes, the largest ones.', at_least=1
-  )
-  min_documents: int = shared.min_examples(150)
-  max_documents: int | None = option(
-    500,
-    'Authors with more documents are left out; 0 for no limit.',
-    at_least=1,
-    for_none=0,
-  )
-  max_chars: int = detail(280, 'Documents are cut to this length.', at_least=1)
-  vocabulary_size: int = detail(
-    128,
-    'Characters that are told apart, with padding and unknown ones.',
-    at_least=3,
-  )
-  documents_by_time: bool = option(
-    False, 'Measure authors on their latest documents, not on random ones.'
-  )
-  held_out_share: float = option(
-    0.0,
-    'Share of the authors who take no part in training.',
-    at_least=0,
-    at_most=1,
-  )
-  num_support: int = detail(
-    10, 'Documents that an author held out learns from.', at_least=0
-  )
-  num_reserved: int = detail(
-    40,
-    'An author held out is measured on what comes after so many documents.',
-    at_least=0,
-  )
-  sizes: subreddit_models.DocumentSizes = subreddit_models.DocumentSizes()
-
-  def __post_init__(self) -> None:
-    """Check the numbers against each other."""
-    super().__post_init__()
-    if self.num_reserved < self.num_support:
-      raise OptionError(
-        f'num_reserved: new authors learn from {self.num_support} documents, '
-        f'so that only those after these can be measured. Reserve at least '
-        f'{self.num_support}.'
-      )
-    if self.max_documents is not None and (
-      self.max_documents < self.min_documents
-    ):
-      raise OptionError(
-        f'max_documents: no author has at most {self.max_documents} documents '
-        f'and at least {self.min_documents}. Raise it, or lower min_documents.'
-      )
 
 
 class Head(NamedTuple):

@@ -18,21 +18,17 @@ the user's history (as biases do in Koren, Collaborative Filtering with Temporal
 Dynamics, KDD 2009).
 """
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
-from tasks import shared_options as shared
 from tasks.errors import OptionError
-from tasks.options import detail
-from tasks.options import option
-from tasks.options import Options
 from tasks.subreddit.layers import Drift
 from tasks.subreddit.layers import FusedLSTM
 from tasks.subreddit.layers import MeanOfPlaces
 from tasks.subreddit.layers import NGrams
 from tasks.subreddit.layers import SometimesUnknown
+from tasks.subreddit.options import DocumentSizes
 from tasks.task import NOBODY
 from tasks.task import OWN
 from tff_partial import layers as our_layers
@@ -45,85 +41,6 @@ TABLE_WEIGHTS = 'user_embedding/embeddings'
 
 # Input names; a model has the first, or several.
 TEXT, USER, WHEN = 'text', 'user', 'when'
-
-
-@dataclasses.dataclass(frozen=True)
-class DocumentSizes(Options):
-  """Sizes of the model."""
-
-  char_embedding: int = detail(
-    16, 'Length of the vector of a character.', at_least=1
-  )
-  ngram_lengths: tuple[int, ...] = detail(
-    (),
-    'Characters are also embedded together with those before them, as n-grams '
-    'of these lengths, such as 3,4.',
-  )
-  ngram_buckets: int = detail(
-    8192, 'Rows of the table of n-grams of each length.', at_least=2
-  )
-  places_per_step: int = detail(
-    1,
-    'How many characters, by their maximum, are one step of the LSTM.',
-    at_least=1,
-  )
-  lstm_units: int = shared.lstm_units(32)
-  mlp_units: tuple[int, ...] = detail(
-    (64,), 'Units of the hidden layers of the MLP, such as 64,32.'
-  )
-  user_embedding: int = detail(
-    32,
-    "Length of a user's vector; by default the paper's, 32, and 4 for the task "
-    'sticker.',
-    at_least=1,
-    differs_by_task=True,
-  )
-  learned_default: bool = detail(
-    False, 'Users begin with a vector that all learn together.'
-  )
-  control_points: int = option(
-    0,
-    "Vectors that are added to a user's, each around its time in the user's "
-    'history, so that users may change: 0, or 2 and more.',
-    at_least=0,
-  )
-  place_dropout: float = detail(
-    0.0,
-    'Share of the places of a text that are dropped in training.',
-    at_least=0,
-  )
-  dropout: float = detail(
-    0.0,
-    'Share of what is said of a text that is dropped in training.',
-    at_least=0,
-  )
-  mean_of_places: bool = detail(
-    False, 'The mean of all that is embedded is among what is said of a text.'
-  )
-  unknown_users: float = option(
-    0.0,
-    "Share of the documents that are trained on without the user's vector.",
-    at_least=0,
-  )
-
-  def __post_init__(self) -> None:
-    """Check that a model can have these sizes."""
-    super().__post_init__()
-    for name in ('mlp_units', 'ngram_lengths'):
-      if min(getattr(self, name), default=1) < 1:
-        raise OptionError(f'{name}: give whole numbers of at least 1.')
-    if self.control_points == 1:
-      raise OptionError(
-        f'control_points: {self.control_points} cannot say how a user changes '
-        'between a beginning and an end. Give 0, or at least 2.'
-      )
-    for name in ('place_dropout', 'dropout', 'unknown_users'):
-      share = getattr(self, name)
-      if not 0 <= share < 1:
-        raise OptionError(
-          f'{name}: {share} is no share below 1. Give 0 or more, and less than '
-          '1.'
-        )
 
 
 def build_document_model(

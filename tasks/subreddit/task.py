@@ -7,30 +7,26 @@ training, test documents are not. Some authors can be held out entirely, to
 measure newcomers with only a few documents.
 """
 
-import dataclasses
-from typing import ClassVar
-
 import numpy as np
 import tensorflow as tf
 
 from tasks.errors import DataError
 from tasks.subreddit import data as subreddit_data
-from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import predictors as subreddit_predictors
 from tasks.subreddit import synthetic as subreddit_synthetic
-from tasks.subreddit.documents import DocumentOptions
 from tasks.subreddit.documents import DocumentTask
 from tasks.subreddit.documents import Head
+from tasks.subreddit.options import StickerOptions
+from tasks.subreddit.options import SubredditOptions
 from tasks.task import Data
+from tasks.task import Release
 from tasks.task import TRAIN
-
-NAME, STICKER = 'subreddit', 'sticker'
 
 
 class Subreddit(DocumentTask):
   """Prediction of a comment's subreddit, measured by accuracy."""
 
-  name = NAME
+  name = SubredditOptions.name
   selection_metric = 'accuracy'
   learned_from_training: tuple[str, ...] = ('list of subreddits', 'vocabulary')
   attribute = 'most used subreddit'
@@ -61,7 +57,7 @@ class Subreddit(DocumentTask):
 class Sticker(DocumentTask):
   """Prediction of a user's clicks on suggestions, measured by ROC AUC."""
 
-  name = STICKER
+  name = StickerOptions.name
   selection_metric = 'auc'
   attribute = 'share of clicks'
 
@@ -88,68 +84,62 @@ class Sticker(DocumentTask):
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class SubredditOptions(DocumentOptions):
-  """Options of the task of comments."""
-
-  name: ClassVar[str] = NAME
-
-  def load(self, data: Data, seed: int) -> Subreddit:
-    """Load the comments and make the task.
-
-    Args:
-      data: Their source: the folder that holds `subreddit`, or that folder. Of
-        invented comments no author is left out.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-    """
-    if data.is_synthetic:
-      return Subreddit(subreddit_synthetic.comments(), self, seed)
-    documents = subreddit_data.load_comments(
-      _folder(data),
-      num_subreddits=self.num_subreddits,
-      min_comments=self.min_documents,
-      max_comments=self.max_documents,
-      max_chars=self.max_chars,
-    )
-    return Subreddit(documents, self, seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class StickerOptions(DocumentOptions):
-  """Options of the task of messages."""
-
-  name: ClassVar[str] = STICKER
-
-  sizes: subreddit_models.DocumentSizes = subreddit_models.DocumentSizes(
-    user_embedding=4
-  )
-
-  def load(self, data: Data, seed: int) -> Sticker:
-    """Load the messages and make the task.
-
-    Args:
-      data: Their source: the folder that holds `sticker`, or that folder.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-    """
-    if data.is_synthetic:
-      return Sticker(subreddit_synthetic.messages(), self, seed)
-    documents = subreddit_data.load_messages(
-      _folder(data),
-      min_messages=self.min_documents,
-      max_messages=self.max_documents,
-      max_chars=self.max_chars,
-    )
-    return Sticker(documents, self, seed)
-
-
 def _folder(data: Data) -> str:
   if not data.data_dir:
     remedy = subreddit_data.REMEDY_NO_DATA.format(record='document')
     raise DataError(f'No data folder is named. {remedy}')
   return data.data_dir
+
+
+def load(
+  options: SubredditOptions, data: Data, seed: int, release: Release
+) -> Subreddit:
+  """Load the comments and make the task.
+
+  Args:
+    options: The options of the task.
+    data: Their source: the folder that holds `subreddit`, or that folder. Of
+      invented comments no author is left out.
+    seed: The run's seed.
+    release: Unused.
+
+  Raises:
+    DataError: If the data are missing or damaged; says where and what to do.
+  """
+  del release
+  if data.is_synthetic:
+    return Subreddit(subreddit_synthetic.comments(), options, seed)
+  documents = subreddit_data.load_comments(
+    _folder(data),
+    num_subreddits=options.num_subreddits,
+    min_comments=options.min_documents,
+    max_comments=options.max_documents,
+    max_chars=options.max_chars,
+  )
+  return Subreddit(documents, options, seed)
+
+
+def load_sticker(
+  options: StickerOptions, data: Data, seed: int, release: Release
+) -> Sticker:
+  """Load the messages and make the task.
+
+  Args:
+    options: The options of the task.
+    data: Their source: the folder that holds `sticker`, or that folder.
+    seed: The run's seed.
+    release: Unused.
+
+  Raises:
+    DataError: If the data are missing or damaged; says where and what to do.
+  """
+  del release
+  if data.is_synthetic:
+    return Sticker(subreddit_synthetic.messages(), options, seed)
+  documents = subreddit_data.load_messages(
+    _folder(data),
+    min_messages=options.min_documents,
+    max_messages=options.max_documents,
+    max_chars=options.max_chars,
+  )
+  return Sticker(documents, options, seed)

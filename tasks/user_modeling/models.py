@@ -24,9 +24,11 @@ from tasks.user_modeling.model_parts import multi_hot as multi_hot
 from tasks.user_modeling.model_parts import RATINGS as RATINGS
 from tasks.user_modeling.model_parts import USER as USER
 from tasks.user_modeling.model_parts import XAVIER
-
-GUM, NCD, NCF, BIAS = 'gum', 'ncd', 'ncf', 'bias'
-MODELS = (GUM, NCD, NCF, BIAS)
+from tasks.user_modeling.options import BIAS as BIAS
+from tasks.user_modeling.options import GUM as GUM
+from tasks.user_modeling.options import MODELS as MODELS
+from tasks.user_modeling.options import NCD as NCD
+from tasks.user_modeling.options import NCF as NCF
 
 # Layers of users' and of items' weights, for `from_keras`.
 USER_LAYERS = ('user(_.*)?',)

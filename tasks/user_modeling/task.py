@@ -10,29 +10,25 @@ central training all users and items are in tables at the server.
 """
 
 from collections.abc import Iterable, Mapping
-import dataclasses
 import functools
 import os
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tasks import shared_options as shared
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_data_sets
-from tasks.options import detail
-from tasks.options import option
 from tasks.task import Data
 from tasks.task import EvaluationClients
 from tasks.task import OWN
 from tasks.task import OwnModel
+from tasks.task import Release
 from tasks.task import SEEN
 from tasks.task import TABLE
 from tasks.task import Task
-from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import VALIDATION
 from tasks.user_modeling import assist_files
@@ -43,6 +39,10 @@ from tasks.user_modeling import movielens_files
 from tasks.user_modeling import parts
 from tasks.user_modeling import records as records_lib
 from tasks.user_modeling import synthetic
+from tasks.user_modeling.options import AssistOptions
+from tasks.user_modeling.options import MovielensOptions
+from tasks.user_modeling.options import PUBLIC
+from tasks.user_modeling.options import UserModelingOptions
 import tff_partial
 from tff_partial import tiers
 from tff_partial.algorithms import hpfl
@@ -51,104 +51,9 @@ from tff_partial.data import id_ranges
 from tff_partial.data import populations
 from tff_partial.model import models
 
-ASSIST, MOVIELENS = 'assist', 'movielens_hpfl'
-PUBLIC = 'public'
-ITEMS = (OWN, PUBLIC)
-
 _ML_100K = 'ml-100k'
 # RM of GUM.
 _RELATION = 'relation/kernel'
-
-
-@dataclasses.dataclass(frozen=True)
-class UserModelingOptions(TaskOptions):
-  """Options of such a task; the defaults are the paper's."""
-
-  title: ClassVar[str] = 'Tasks assist and movielens_hpfl'
-
-  model: str = shared.model(user_models.GUM, choices=user_models.MODELS)
-  biases: bool = shared.biases(False)
-  biases_in_attributes: bool = detail(
-    False, 'With biases, also add those of each user in each attribute.'
-  )
-  items: str = option(
-    OWN,
-    "Whether items are each client's own, or public: one table of all items, "
-    'whose rows clients share by the ids of items.',
-    choices=ITEMS,
-  )
-  linear: bool = detail(
-    False,
-    'Predict the score itself, around the middle of the scale, which it may '
-    'leave; otherwise a sigmoid keeps predictions within the scale.',
-  )
-  width: int = detail(
-    5, 'N of the paper: length of the knowledge vectors.', at_least=1
-  )
-  test_share: float = detail(
-    parts.TEST_SHARE,
-    "Share of each user's items whose records are for tests.",
-    at_least=0,
-    at_most=1,
-  )
-  validation_share: float = detail(
-    0.1,
-    'Share of the others whose records choose the best round and tell clients '
-    'how accurate they are.',
-    at_least=0,
-    at_most=1,
-  )
-  repeat: int = option(
-    0, 'Which of the random divisions of the records; the paper has five.'
-  )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'user_model_'
-
-
-@dataclasses.dataclass(frozen=True)
-class AssistOptions(UserModelingOptions):
-  """Options of ASSISTments; the defaults are the paper's."""
-
-  name: ClassVar[str] = ASSIST
-
-  def load(self, data: Data, seed: int) -> 'UserModeling':
-    """Load the answers and make the task.
-
-    Answers are in the folder `assistments` below `data_dir`.
-    """
-    if data.is_synthetic:
-      return UserModeling(ASSIST, synthetic.generate(), self, seed)
-    found = assist_files.load(data.data_dir or '')
-    return UserModeling(ASSIST, found, self, seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class MovielensOptions(UserModelingOptions):
-  """Options of MovieLens; the defaults are the paper's."""
-
-  name: ClassVar[str] = MOVIELENS
-
-  def load(self, data: Data, seed: int) -> 'UserModeling':
-    """Load the ratings and make the task.
-
-    Ratings are in the folder `movielens/ml-100k` below `data_dir`.
-    """
-    if data.is_synthetic:
-      found = synthetic.generate(five_points=True)
-      return UserModeling(MOVIELENS, found, self, seed)
-    if not data.data_dir:
-      raise DataError(
-        f'MovieLens: no data folder is named. '
-        f'{movielens_data_sets.REMEDY_NO_DATA}'
-      )
-    if data.download:
-      folder = os.path.join(data.data_dir, 'movielens')
-      movielens_data.download(folder, _ML_100K)
-    return UserModeling(
-      MOVIELENS, movielens_files.load(data.data_dir), self, seed
-    )
 
 
 class UserModeling(Task):
@@ -344,3 +249,41 @@ def _hidden(
     biases = user_models.biases_in_attributes(keras_model)
     found['_related'] = hidden @ public[_RELATION].T + biases
   return found
+
+
+def load_assist(
+  options: AssistOptions, data: Data, seed: int, release: Release
+) -> UserModeling:
+  """Load the answers and make the task.
+
+  Answers are in the folder `assistments` below `data_dir`.
+  """
+  del release
+  if data.is_synthetic:
+    return UserModeling(options.name, synthetic.generate(), options, seed)
+  found = assist_files.load(data.data_dir or '')
+  return UserModeling(options.name, found, options, seed)
+
+
+def load_movielens(
+  options: MovielensOptions, data: Data, seed: int, release: Release
+) -> UserModeling:
+  """Load the ratings and make the task.
+
+  Ratings are in the folder `movielens/ml-100k` below `data_dir`.
+  """
+  del release
+  if data.is_synthetic:
+    found = synthetic.generate(five_points=True)
+    return UserModeling(options.name, found, options, seed)
+  if not data.data_dir:
+    raise DataError(
+      f'MovieLens: no data folder is named. '
+      f'{movielens_data_sets.REMEDY_NO_DATA}'
+    )
+  if data.download:
+    folder = os.path.join(data.data_dir, 'movielens')
+    movielens_data.download(folder, _ML_100K)
+  return UserModeling(
+    options.name, movielens_files.load(data.data_dir), options, seed
+  )

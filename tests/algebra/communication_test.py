@@ -5,7 +5,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import baselines
-from tasks.experiment.run.communication import communication
+from tasks.experiment.runs.communication import communication
 import tff_partial
 from tff_partial import algorithms
 from tff_partial.composition import Aggregation

@@ -49,7 +49,7 @@ _ROW = """
   ),"""
 _ENTRY = """
   'half_steps': building.Algorithm(
-    building.trained_by(half_steps.build_half_steps, training=_GLOBAL),
+    building.trained_by('build_half_steps', training=_GLOBAL),
     _FOR_ALL,
   ),"""
 
@@ -90,11 +90,6 @@ def fixture_project(tmp_path_factory) -> pathlib.Path:
   (folder / 'baselines' / 'half_steps.py').write_text(_BUILDER, 'utf-8')
   _insert(folder / 'tests/laws/laws_test.py', '\nROWS = [', _ROW)
   registry = folder / 'tasks/experiment/methods/algorithms.py'
-  _insert(
-    registry,
-    '\nfrom baselines import p_fed_km',
-    '\nfrom baselines import half_steps',
-  )
   _insert(registry, '\nALGORITHMS: dict[str, building.Algorithm] = {', _ENTRY)
   return folder
 

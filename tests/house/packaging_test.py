@@ -99,13 +99,6 @@ def test_wheel_holds_the_library_and_its_programs(wheel):
     )
     for path in (ROOT / folder).glob(pattern)
   }
-  expected |= {
-    f'tff_partial_programs/help/{name}'
-    for name in (
-      *(f'{program}.txt' for program in tff_partial_programs.PROGRAMS),
-      *('flags.json', 'train_full.txt'),
-    )
-  }
   # Tells type checkers that the library has types.
   assert modules == {*expected, 'tff_partial/py.typed'}
   assert any(name.endswith('/licenses/LICENSE') for name in names)
@@ -235,14 +228,6 @@ def test_the_command_names_the_programs(bare_python, tmp_path, arguments):
   assert 'tff-partial train --recipe=demo' in done.stdout
 
 
-@pytest.mark.parametrize('program', tff_partial_programs.PROGRAMS)
-def test_help_of_a_program_names_nothing_that_a_wheel_lacks(program):
-  for full in (False, True):
-    text = tff_partial_programs.help_text(program, full=full)
-    assert 'python -m' not in text and 'tasks/recipes' not in text
-    assert f'tff-partial {program} --' in text
-
-
 def test_a_recipe_of_the_wheel_is_found_by_its_name(bare_python, tmp_path):
   # It includes another one, and no folder is the checkout's.
   code = (
@@ -254,31 +239,6 @@ def test_a_recipe_of_the_wheel_is_found_by_its_name(bare_python, tmp_path):
   flags = done.stdout.split()
   assert '--algorithm=ditto' in flags and '--task=emnist' in flags
   assert flags[-1] == '--seed=1'
-  wrong = _command(bare_python, 'train', '--recipe=demoo', cwd=tmp_path)
-  assert wrong.returncode == 1
-  assert "error: There is no recipe 'demoo'. Did you mean demo?" in wrong.stderr
-  assert 'The recipes are' in wrong.stderr and 'subreddit_furl' in wrong.stderr
-
-
-@pytest.mark.parametrize('program', tff_partial_programs.PROGRAMS)
-def test_help_of_a_program_needs_no_tensorflow(bare_python, tmp_path, program):
-  done = _command(bare_python, program, '--help', cwd=tmp_path)
-  assert (done.returncode, done.stderr) == (0, '')
-  assert done.stdout == tff_partial_programs.help_text(program)
-  in_a_clone = run(
-    *(bare_python, '-m', f'tasks.{program}', '--rounds=3', '--help'),
-    cwd=ROOT,
-    env=outside(),
-  )
-  assert in_a_clone.stdout == done.stdout
-  assert (in_a_clone.returncode, in_a_clone.stderr) == (0, '')
-
-
-def test_help_is_for_those_who_ask():
-  asks = tff_partial_programs.asks_for_help
-  assert asks(['--rounds=3', '--help']) and asks(['-h'])
-  assert asks(['--helpfull']) and not asks([])
-  assert not asks(['--sweep_dir=x', '--', '--help'])  # That is for others.
 
 
 def test_the_command_knows_all_programs():

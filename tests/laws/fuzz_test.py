@@ -24,8 +24,8 @@ from tasks.errors import OptionError
 from tasks.experiment.command_line import flags as run_flags
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import running
-from tasks.experiment.run.folder import Folder
+from tasks.experiment.runs import running
+from tasks.experiment.runs.folder import Folder
 from tasks.files import idx_files
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_files

@@ -2,10 +2,12 @@
 
 Also warns if a package installed with it breaks TensorFlow's checkpoints.
 
-The package's `__init__` imports this module before any other, so that users
+The package imports this module before TensorFlow (see `lazily`), so that users
 without TFF see the advice below and not a traceback from one of our modules.
 """
 
+from collections.abc import Callable, Iterator
+import contextlib
 import importlib.metadata
 import sys
 import warnings
@@ -115,11 +117,32 @@ def problem_of_checkpoints() -> str | None:
   return None
 
 
+@contextlib.contextmanager
+def _delayed_callbacks() -> Iterator[None]:
+  """Delay what TensorFlow has absl call once flags are parsed.
+
+  In a program that has parsed its flags, absl would call it at once, when
+  TensorFlow is half imported.
+  """
+  app = sys.modules.get('absl.app')
+  if app is None:
+    yield  # No flags were parsed.
+    return
+  call, callbacks = app.call_after_init, list[Callable[[], None]]()
+  app.call_after_init = callbacks.append  # type: ignore[attr-defined]
+  try:
+    yield
+  finally:
+    app.call_after_init = call  # type: ignore[attr-defined]
+  for callback in callbacks:
+    call(callback)
+
+
 with warnings.catch_warnings():
   # TFF's dependencies still use pkg_resources; users cannot change that.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
   try:
-    with newer_tensorflow.adapted():
+    with _delayed_callbacks(), newer_tensorflow.adapted():
       import tensorflow_federated  # noqa: F401
   except ImportError as error:
     raise ImportError(_explain(error), name=error.name) from error

@@ -19,6 +19,7 @@ from tasks.experiment import config as config_lib
 from tasks.experiment.command_line.former import FORMER
 from tasks.experiment.config import Config
 from tasks.experiment.methods import algorithms
+from tasks.experiment.options.loop import DryRun
 from tasks.experiment.options.loop import Output
 from tasks.options import Choice
 from tasks.options import Options
@@ -27,9 +28,10 @@ from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
 _Options = TypeVar('_Options', bound=Options)
-_SET_TEXT = (
-  'Sets an option that has no flag of its own, NAME=VALUE; may be repeated. '
-  'train --helpfull lists the names.'
+_SET_TEXT = 'An option that has no flag of its own: NAME=VALUE; repeatable.'
+_RECIPE_TEXT = (
+  'A set of flags, named by task and algorithm; a wrong name lists all. Flags '
+  'after it win; --flagfile=FILE reads those of your own.'
 )
 
 
@@ -76,31 +78,79 @@ def define(
   Returns:
     The choice of each flag, by name.
   """
-  found = {
-    choice.flag: choice
-    for choice in all_choices(options)
-    if not choice.option.python_only
-  }
+  found = {choice.flag: choice for choice in all_choices(options)}
+  without_flag = [c for c in found.values() if c.option.python_only]
+  for choice in without_flag:
+    del found[choice.flag]
   for choice in found.values():
     if choice.flag not in flag_values:
       _define(choice, flag_values)
+  if isinstance(options, Config) and recipes.FLAG not in flag_values:
+    # `expand` replaces it.
+    flags.DEFINE_string(
+      recipes.FLAG,
+      None,
+      _RECIPE_TEXT,
+      flag_values=flag_values,
+      module_name=Config.title,
+    )
   if SET not in flag_values:
     flags.DEFINE_multi_string(SET, [], _SET_TEXT, flag_values=flag_values)
+  # The full help shows it.
+  flag_values[SET].help += ''.join(
+    f'\n{c.flag} ({_shown(c.on_command_line)}): {_text(c)}'
+    for c in sorted(without_flag, key=lambda choice: choice.flag)
+    if f'\n{c.flag} ' not in flag_values[SET].help
+  )
   return found
+
+
+def _text(choice: Choice) -> str:
+  """Return the purpose of an option, and its choices."""
+  if choice.option.choices is None:
+    return choice.text
+  return f'{choice.text} One of {", ".join(choice.option.choices)}.'
+
+
+def _shown(value: Any) -> str:
+  return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def show_in_help(program: str, options: Sequence[Options]) -> None:
+  """Choose the flags that `--help` shows: of an experiment the common ones.
+
+  Args:
+    program: The program, as `sys.argv[0]` names it.
+    options: Its options. Those of the run in a folder are not shown.
+  """
+  has_own = any(not isinstance(each, Config | Output) for each in options)
+  is_training = any(isinstance(each, DryRun) for each in options)
+  for each in options:
+    if isinstance(each, Config) and has_own and not is_training:
+      continue
+    is_of_run = isinstance(each, Config | Output)
+    for choice in all_choices(each):
+      is_shown = choice.option.is_common or not is_of_run
+      if is_shown and choice.flag in flags.FLAGS:
+        flags.FLAGS.register_key_flag_for_module(
+          program, flags.FLAGS[choice.flag]
+        )
+  if is_training:
+    flags.FLAGS.register_key_flag_for_module(program, flags.FLAGS[recipes.FLAG])
 
 
 def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
   """Define one flag. The options, not absl, check its limits."""
   said = choice.option
   default = None if said.differs_by_task else choice.on_command_line
+  # By it the full help sorts flags.
+  where: dict[str, Any] = {
+    'flag_values': flag_values,
+    'module_name': choice.title,
+  }
+  text = _text(choice)
   if said.choices is not None:
-    flags.DEFINE(
-      _OneOf(said.choices),
-      choice.flag,
-      default,
-      choice.text,
-      flag_values=flag_values,
-    )
+    flags.DEFINE(_OneOf(said.choices), choice.flag, default, text, **where)
     return
   makers: dict[Any, Any] = {
     bool: flags.DEFINE_bool,
@@ -111,7 +161,7 @@ def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
     else flags.DEFINE_list,
   }
   make = makers.get(choice.kind, flags.DEFINE_string)
-  make(choice.flag, default, choice.text, flag_values=flag_values)
+  make(choice.flag, default, text, **where)
 
 
 class _OneOf(flags.EnumParser):

@@ -9,7 +9,6 @@ import dataclasses
 import errno
 import logging as python_logging
 import os
-import pathlib
 import signal
 import sys
 from typing import Any
@@ -17,23 +16,9 @@ from typing import Any
 from absl import app
 from absl import logging
 
-from tasks import shared_options
-from tasks import task as tasks_lib
-from tasks.experiment import config as config_lib
 from tasks.experiment.command_line import flags
-from tasks.experiment.command_line import help_texts
-from tasks.experiment.config import Config
-from tasks.experiment.config import Runtime
-from tasks.experiment.options.loop import Loop
-from tasks.experiment.options.loop import Output
-from tasks.experiment.options.privacy import Privacy
-from tasks.experiment.options.training import LocalTraining
-from tasks.options import Choice
 from tasks.options import Options
 from tff_partial import errors
-from tff_partial.runtimes import errors as runtime_errors
-from tff_partial.runtimes.native_runtime.worker import NativeRuntimeError
-import tff_partial_programs
 from tff_partial_programs import recipes
 
 
@@ -42,7 +27,8 @@ class Program:
   """A program of the command line.
 
   Attributes:
-    main: Does the work, given the options; returns the exit status, or None.
+    main: Does the work, given the options; returns the exit status, or None. It
+      imports TensorFlow itself, so that help and errors do not wait for it.
     options: Defaults of the options, in the order in which `main` takes them.
     complete: Completes the command line before it is parsed.
   """
@@ -60,12 +46,9 @@ class Program:
       signal.signal(signal.SIGTERM, before)
 
   def _start(self) -> int | None:
-    if tff_partial_programs.asks_for_help(sys.argv[1:]):
-      is_full = tff_partial_programs.asks_for_all(sys.argv[1:])
-      sys.stdout.write(self.help(full=is_full))
-      return None
     for options in self.options:
       flags.define(options)
+    flags.show_in_help(sys.argv[0], self.options)
     name, *arguments = self.complete(sys.argv)
     app.run(self._parsed, [name, *flags.expand(arguments)])
     return None
@@ -86,56 +69,11 @@ class Program:
       logging.set_verbosity(logging.WARNING)
     return self.main(*map(flags.read, self.options))
 
-  def help(self, *, full: bool = False) -> str:
-    """Return the text of `--help`, or of `--helpfull`.
-
-    Args:
-      full: True to list all flags, even if they do not fit on two screens.
-    """
-    module = sys.modules[self.main.__module__]
-    # `__name__` may be `__main__`.
-    name = pathlib.Path(str(module.__file__)).stem
-    groups: dict[str, list[Choice]] = {title: [] for title in _TITLES}
-    for task in config_lib.TASKS.values():
-      groups[task.title] = []
-    without_flag: list[Choice] = []
-    for options in self.options:
-      for choice in flags.all_choices(options):
-        if choice.option.python_only:
-          without_flag.append(choice)
-        else:
-          groups.setdefault(choice.title, []).append(choice)
-    number = sum(map(len, groups.values()))
-    of_config = any(isinstance(options, Config) for options in self.options)
-    more = ''
-    if of_config and name == 'train' and not full:
-      groups = {
-        title: [choice for choice in choices if choice.option.is_common]
-        for title, choices in groups.items()
-      }
-      more = (
-        f'All {number} flags, and {len(without_flag)} options for '
-        '--set=NAME=VALUE: --helpfull.'
-      )
-    elif name == 'train' and without_flag:
-      groups[_WITHOUT_FLAG] = without_flag
-    elif of_config and name != 'train':
-      # Only the help of train lists all flags.
-      title = 'All flags of train, see tff-partial train --helpfull, such as'
-      named = [c for c in groups[Output.title] if c.flag == 'output_dir']
-      groups = {'': groups[''], title: named}
-    return help_texts.of_program(
-      name,
-      str(module.__doc__),
-      {title: choices for title, choices in groups.items() if choices},
-      more,
-    )
-
 
 def _guarded(work: Callable[[], int | None]) -> int | None:
   try:
     return work()
-  except _FOR_USERS as error:
+  except (errors.UserError, recipes.RecipeError) as error:
     message = str(error)
   except BrokenPipeError:
     # The reader has gone. Python would report an error at exit.
@@ -173,32 +111,6 @@ def _say_interrupted(number: signal.Signals) -> int:
   )
   return 128 + number
 
-
-# Groups of flags in the order of the help; those of single tasks and algorithms
-# follow. The first group is of the program's own flags.
-_TITLES = (
-  '',
-  tasks_lib.Data.title,
-  shared_options.TITLE,
-  Config.title,
-  Loop.title,
-  LocalTraining.title,
-  Privacy.title,
-  Output.title,
-  Runtime.title,
-)
-
-_WITHOUT_FLAG = (
-  'Options that have no flag: --set=NAME=VALUE, which may be repeated'
-)
-
-# Errors written for users; those of the runtimes concern flags.
-_FOR_USERS = (
-  errors.UserError,
-  recipes.RecipeError,
-  runtime_errors.CohortRuntimeError,
-  NativeRuntimeError,
-)
 
 _FOLDER_ERRORS = frozenset(
   (

@@ -6,30 +6,21 @@ A new algorithm is one row of `ALGORITHMS`.
 from collections.abc import Sequence
 import dataclasses
 
-from baselines import p_fed_km
-from baselines.centralized import build_centralized
-from baselines.fed_att import build_fed_att_eval
-from baselines.fed_noise import build_fed_noise_eval
-from baselines.fed_opt import build_fed_adam
-from baselines.fed_opt import build_fed_yogi
-from baselines.fed_proto import build_fed_proto_eval
-from baselines.local_only import build_local_only_eval
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
 from tasks.experiment.methods import many_users
 from tasks.experiment.methods import memorizing
 from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.training import LocalTraining
-from tff_partial import algorithms
-from tff_partial.templates import rating_posteriors
+import tff_partial
 
-_FOR_ALL = building.measured_by(algorithms.build_fed_avg_eval)
+_FOR_ALL = building.measured_by('build_fed_avg_eval')
 _PERSONAL = LocalTraining.of_personal
 _GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
 
 _LOCAL_ONLY = building.Algorithm(
   building.local_only,
-  building.measured_by(build_local_only_eval),
+  building.measured_by('build_local_only_eval'),
   personal=_PERSONAL,
   why_not_private='clients send nothing, so nothing needs noise. Leave '
   '--target_epsilon and --noise_multiplier out.',
@@ -46,7 +37,7 @@ _FED_RECON = building.Algorithm(
 )
 _FED_PROTO = building.Algorithm(
   building.fed_proto,
-  building.measured_by(build_fed_proto_eval),
+  building.measured_by('build_fed_proto_eval'),
   user=tasks_lib.FEATURES,
   personal=_PERSONAL,
   why_not_private='its clients send the mean features of each class, which '
@@ -61,7 +52,9 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     building.fed_als,
     building.fed_als_eval,
     user=tasks_lib.POSTERIOR,
-    personal=lambda local: rating_posteriors.posterior_phase(),
+    personal=lambda local: (
+      tff_partial.templates.rating_posteriors.posterior_phase()
+    ),
     always_personalises=True,
     counts_clients=True,
     why_not_private='its sums over clients get no noise. Use fed_recon for a '
@@ -92,7 +85,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_recon_cache': memorizing.ngram_cache(_FED_RECON),
   'furl': building.Algorithm(
     building.furl,
-    building.measured_by(algorithms.build_furl_eval),
+    building.measured_by('build_furl_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     leaks=building.furl_leaks,
@@ -119,60 +112,58 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     FedEmbed.personal, tasks_lib.OWN_HEAD
   ),
   'fed_per': building.Algorithm(
-    building.trained_by(algorithms.build_fed_per, training=_BOTH),
-    building.measured_by(algorithms.build_fed_per_eval),
+    building.trained_by('build_fed_per', training=_BOTH),
+    building.measured_by('build_fed_per_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'fed_sim': building.Algorithm(
-    building.trained_by(algorithms.build_fed_sim, training=_BOTH),
-    building.measured_by(algorithms.build_fed_sim_eval),
+    building.trained_by('build_fed_sim', training=_BOTH),
+    building.measured_by('build_fed_sim_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'lg_fed_avg': building.Algorithm(
-    building.trained_by(algorithms.build_lg_fed_avg, training=_BOTH),
-    building.measured_by(algorithms.build_lg_fed_avg_eval),
+    building.trained_by('build_lg_fed_avg', training=_BOTH),
+    building.measured_by('build_lg_fed_avg_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'fed_alt': building.Algorithm(
-    building.trained_by(
-      algorithms.build_fed_alt, personal=_PERSONAL, shared=_GLOBAL
-    ),
-    building.measured_by(algorithms.build_fed_alt_eval),
+    building.trained_by('build_fed_alt', personal=_PERSONAL, shared=_GLOBAL),
+    building.measured_by('build_fed_alt_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'fed_rep': building.Algorithm(
     building.trained_by(
-      algorithms.build_fed_rep, head=_PERSONAL, representation=_GLOBAL
+      'build_fed_rep', head=_PERSONAL, representation=_GLOBAL
     ),
-    building.measured_by(algorithms.build_fed_rep_eval),
+    building.measured_by('build_fed_rep_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'fed_babu': building.Algorithm(
-    building.trained_by(algorithms.build_fed_babu, training=_GLOBAL),
-    building.measured_by(algorithms.build_fed_babu_eval),
+    building.trained_by('build_fed_babu', training=_GLOBAL),
+    building.measured_by('build_fed_babu_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     always_personalises=True,
   ),
   'ditto': building.Algorithm(
     building.trained_by(
-      algorithms.build_ditto,
+      'build_ditto',
       has_penalty=True,
       training=_GLOBAL,
       personal=_PERSONAL,
     ),
-    building.held_by(algorithms.build_ditto_eval),
+    building.held_by('build_ditto_eval'),
     personal=_PERSONAL,
     reads=('penalty',),
   ),
   'p_fed_me': building.Algorithm(
     building.p_fed_me,
-    building.held_by(algorithms.build_p_fed_me_eval),
+    building.held_by('build_p_fed_me_eval'),
     personal=LocalTraining.of_personal_repeated,
     always_personalises=True,
     reads=('penalty', 'repeats'),
@@ -188,7 +179,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'apfl': building.Algorithm(
     building.apfl,
-    lambda model, run, measuring: algorithms.build_apfl_eval(
+    lambda model, run, measuring: building.builder('build_apfl_eval')(
       model, **run.hyperparameters.mixture_arguments, **measuring
     ),
     personal=_PERSONAL,
@@ -198,8 +189,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_proto_nearest': dataclasses.replace(
     _FED_PROTO, measure=building.fed_proto_nearest_eval, has_memory=True
   ),
-  'p_fed_km': building.p_fed_km(p_fed_km.MODEL, tasks_lib.CLUSTERS),
-  'p_fed_km_head': building.p_fed_km(p_fed_km.HEAD, tasks_lib.HEAD_CLUSTERS),
+  'p_fed_km': building.p_fed_km('model', tasks_lib.CLUSTERS),
+  'p_fed_km_head': building.p_fed_km('head', tasks_lib.HEAD_CLUSTERS),
   'local_only': _LOCAL_ONLY,
   'distributed': dataclasses.replace(
     _LOCAL_ONLY,
@@ -214,8 +205,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'knn_per': memorizing.knn_per(_FED_AVG),
   'ngram_cache': memorizing.ngram_cache(_FED_AVG),
   'fine_tuning': building.Algorithm(
-    building.trained_by(algorithms.build_fed_avg, training=_GLOBAL),
-    building.measured_by(algorithms.build_fine_tuning_eval),
+    building.trained_by('build_fed_avg', training=_GLOBAL),
+    building.measured_by('build_fine_tuning_eval'),
     personal=LocalTraining.of_tuning,
     always_personalises=True,
     reads=('tuned',),
@@ -226,14 +217,14 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'fed_att': building.Algorithm(
     building.fed_att,
-    building.measured_by(build_fed_att_eval),
+    building.measured_by('build_fed_att_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     ignores=building.STEPPING,
   ),
   'fed_noise': building.Algorithm(
     building.fed_noise,
-    building.measured_by(build_fed_noise_eval),
+    building.measured_by('build_fed_noise_eval'),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     why_not_private='its clients add noise of their own, which no ledger '
@@ -242,19 +233,21 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reads=('client_noise', 'client_noise_clip', 'client_noise_scale'),
   ),
   'fed_adam': building.Algorithm(
-    building.adaptive(build_fed_adam),
+    building.adaptive('build_fed_adam'),
     _FOR_ALL,
     ignores=building.STEPPING,
     reads=('tau', 'adaptive_rule'),
   ),
   'fed_yogi': building.Algorithm(
-    building.adaptive(build_fed_yogi),
+    building.adaptive('build_fed_yogi'),
     _FOR_ALL,
     ignores=building.STEPPING,
     reads=('tau', 'adaptive_rule'),
   ),
   'centralized': building.Algorithm(
-    lambda model, run: build_centralized(model, training=run.local.of_global()),
+    lambda model, run: building.builder('build_centralized')(
+      model, training=run.local.of_global()
+    ),
     _FOR_ALL,
     is_central=True,
     why_not_private='one client holds the examples of all users, so that '

@@ -1,17 +1,12 @@
 """Builders of algorithms from a run's settings."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 import dataclasses
-from typing import Any, TypedDict
+import importlib
+from typing import Any, TYPE_CHECKING, TypeAlias, TypedDict
 
-from baselines.fed_att import build_fed_att
-from baselines.fed_noise import build_fed_noise
-from baselines.fed_proto import build_fed_proto
-from baselines.fed_proto import build_fed_proto_nearest_eval
-from baselines.local_only import build_local_only
-from baselines.p_fed_km import build_p_fed_km
-from baselines.p_fed_km import build_p_fed_km_eval
-from baselines.scaffold import build_scaffold
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods.setting import Setting
@@ -22,13 +17,15 @@ from tasks.experiment.options.privacy import LOCAL
 from tasks.experiment.options.training import LocalTraining
 from tasks.experiment.options.training import Server
 from tasks.options import Leak
-from tff_partial import algorithms
-from tff_partial import assignments
-from tff_partial import phases
-from tff_partial import processes
-from tff_partial.data import splits
-from tff_partial.evaluation import Evaluation
-from tff_partial.model import models
+import tff_partial
+
+if TYPE_CHECKING:
+  from tff_partial import assignments
+  from tff_partial import phases
+  from tff_partial import processes
+  from tff_partial.data import splits
+  from tff_partial.evaluation import Evaluation
+  from tff_partial.model import models
 
 # Flags of prototypes, map nodes and centers; and of forming an embedding.
 CENTERS = ('map_rate', 'map_server_rate')
@@ -50,7 +47,14 @@ TRAINING = tuple(
   if flag not in ('split', 'support_share', 'shuffle_split', 'batch_size')
 )
 
-Build = Callable[[models.PartialModel, Setting], processes.PartialProcess]
+# (model, setting) -> process.
+Build: TypeAlias = (
+  'Callable[[models.PartialModel, Setting], processes.PartialProcess]'
+)
+# (model, setting, arguments of the builder) -> evaluation.
+Measure: TypeAlias = (
+  'Callable[[models.PartialModel, Setting, Measuring], Evaluation]'
+)
 
 
 class Measuring(TypedDict, total=False):
@@ -60,8 +64,15 @@ class Measuring(TypedDict, total=False):
   split: splits.Split | None
 
 
-# (model, setting, arguments of the builder) -> evaluation.
-Measure = Callable[[models.PartialModel, Setting, Measuring], Evaluation]
+def builder(name: str) -> Callable[..., Any]:
+  """Import a builder of the library or of the baselines.
+
+  Args:
+    name: Its name, such as 'build_fed_avg'.
+  """
+  if hasattr(tff_partial.algorithms, name):
+    return getattr(tff_partial.algorithms, name)
+  return getattr(importlib.import_module('baselines'), name)
 
 
 def _nothing(hyperparameters: Hyperparameters) -> Iterator[Leak]:
@@ -112,7 +123,7 @@ def fed_recon(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
   personal, update = run.local.of_personal(), run.local.of_global()
-  return algorithms.build_fed_recon(
+  return tff_partial.algorithms.build_fed_recon(
     model,
     split=run.local.build_split(),
     reconstruction_optimizer=personal.optimizer,
@@ -131,7 +142,7 @@ def fed_recon_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
   personal = run.local.when_measured(run.local.of_personal())
-  return algorithms.build_fed_recon_eval(
+  return tff_partial.algorithms.build_fed_recon_eval(
     model,
     split=measuring.get('split') or run.local.build_split(),
     reconstruction_optimizer=personal.optimizer,
@@ -144,7 +155,7 @@ def fed_recon_eval(
 def fed_recon_fine_tuning_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
-  return algorithms.build_fed_recon_fine_tuning_eval(
+  return tff_partial.algorithms.build_fed_recon_fine_tuning_eval(
     model,
     split=measuring.get('split') or run.local.build_split(),
     reconstruct=run.local.when_measured(run.local.of_personal()),
@@ -156,13 +167,13 @@ def fed_als(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
   missing = 1.0 - run.clients_per_round / max(run.num_clients, 1)
-  return algorithms.build_fed_als(model, memory=max(missing, 0.0))
+  return tff_partial.algorithms.build_fed_als(model, memory=max(missing, 0.0))
 
 
 def fed_als_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
-  return algorithms.build_fed_als_eval(
+  return tff_partial.algorithms.build_fed_als_eval(
     model, split=measuring.get('split') or run.local.build_split()
   )
 
@@ -171,7 +182,7 @@ def fed_ials(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
   missing = 1.0 - run.clients_per_round / max(run.num_clients, 1)
-  return algorithms.build_fed_ials(
+  return tff_partial.algorithms.build_fed_ials(
     model,
     weighting=run.hyperparameters.weighting,
     memory=max(missing, 0.0),
@@ -181,7 +192,7 @@ def fed_ials(
 def fed_ials_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
-  return algorithms.build_fed_ials_eval(
+  return tff_partial.algorithms.build_fed_ials_eval(
     model,
     weighting=run.hyperparameters.weighting,
     split=measuring.get('split') or run.local.build_split(),
@@ -189,7 +200,7 @@ def fed_ials_eval(
 
 
 def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
-  return algorithms.build_furl(
+  return tff_partial.algorithms.build_furl(
     model,
     training=run.local.of_both(),
     private_rule=run.hyperparameters.private_statistic,
@@ -215,7 +226,7 @@ def fed_att(
       '--algorithm=fed_att: the server divides by the sum of attentions, which '
       'its noise would make anything. Give --dp=local, or use fed_avg.'
     )
-  return build_fed_att(
+  return builder('build_fed_att')(
     model,
     step_size=run.server.learning_rate,
     training=run.local.of_both(),
@@ -226,7 +237,7 @@ def fed_att(
 def fed_noise(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return build_fed_noise(
+  return builder('build_fed_noise')(
     model,
     noise=run.hyperparameters.fed_noise.build(),
     training=run.local.of_both(),
@@ -237,13 +248,13 @@ def fed_noise(
 def local_only(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return build_local_only(model, training=run.local.of_personal())
+  return builder('build_local_only')(model, training=run.local.of_personal())
 
 
 def scaffold(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return build_scaffold(
+  return builder('build_scaffold')(
     model,
     num_clients=run.num_clients,
     learning_rate=run.local.update.learning_rate,
@@ -254,7 +265,7 @@ def scaffold(
 
 
 def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
-  return algorithms.build_apfl(
+  return tff_partial.algorithms.build_apfl(
     model,
     training=run.local.of_global(),
     personal=run.local.of_personal_as_global(),
@@ -266,7 +277,7 @@ def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
 def fed_proto(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return build_fed_proto(
+  return builder('build_fed_proto')(
     model,
     **_class_features(model),
     training=run.local.of_global(),
@@ -278,7 +289,7 @@ def fed_proto_nearest_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
   del run
-  return build_fed_proto_nearest_eval(
+  return builder('build_fed_proto_nearest_eval')(
     model, **_class_features(model), logits=tasks_lib.LOGITS, **measuring
   )
 
@@ -294,7 +305,7 @@ def _class_features(model: models.PartialModel) -> dict[str, Any]:
 def p_fed_me(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return algorithms.build_p_fed_me(
+  return tff_partial.algorithms.build_p_fed_me(
     model,
     personal=run.local.of_personal_repeated(),
     learning_rate=run.local.update.learning_rate,
@@ -318,7 +329,7 @@ def fed_embed(
     if run.ledger is not None:
       # Reassigning heads needs exact counts of clients.
       how = how._replace(reassign=None)
-    return algorithms.build_fed_embed(
+    return tff_partial.algorithms.build_fed_embed(
       model,
       parts=run.parts,
       assignment=how,
@@ -329,7 +340,7 @@ def fed_embed(
   def measure(
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
-    return algorithms.build_fed_embed_eval(
+    return tff_partial.algorithms.build_fed_embed_eval(
       model,
       parts=run.parts,
       assignment=assignment(run.hyperparameters.fed_embed, run.parts),
@@ -349,7 +360,7 @@ def p_fed_km(gradients: str, user: str) -> Algorithm:
   def build(
     model: models.PartialModel, run: Setting
   ) -> processes.PartialProcess:
-    return build_p_fed_km(
+    return builder('build_p_fed_km')(
       model,
       parts=run.parts,
       gradients=gradients,
@@ -361,26 +372,35 @@ def p_fed_km(gradients: str, user: str) -> Algorithm:
   def measure(
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
-    return build_p_fed_km_eval(
+    return builder('build_p_fed_km_eval')(
       model, parts=run.parts, gradients=gradients, split=measuring.get('split')
     )
 
   return Algorithm(build, measure, user=user, reads=CENTERS)
 
 
-def measured_by(build: Callable[..., Evaluation]) -> Measure:
-  return lambda model, run, measuring: build(model, **measuring)
+def measured_by(name: str) -> Measure:
+  """Adapt a builder of evaluations.
+
+  Args:
+    name: The builder's name.
+  """
+  return lambda model, run, measuring: builder(name)(model, **measuring)
 
 
-def held_by(build: Callable[..., Evaluation]) -> Measure:
-  """Build an evaluation with a penalty for leaving the global model."""
-  return lambda model, run, measuring: build(
+def held_by(name: str) -> Measure:
+  """Adapt a builder of evaluations with a penalty for leaving the global model.
+
+  Args:
+    name: The builder's name.
+  """
+  return lambda model, run, measuring: builder(name)(
     model, **run.hyperparameters.penalty_argument, **measuring
   )
 
 
 def trained_by(
-  build: Callable[..., processes.PartialProcess],
+  name: str,
   *,
   has_penalty: bool = False,
   **phase_of: Callable[[LocalTraining], phases.Phase],
@@ -388,7 +408,7 @@ def trained_by(
   """Adapt a builder that takes phases and aggregation arguments.
 
   Args:
-    build: The builder.
+    name: The builder's name.
     has_penalty: True if it takes the size of a penalty.
     **phase_of: Name of each phase that it takes, and the function that reads
       the phase's flags.
@@ -397,9 +417,9 @@ def trained_by(
   def build_with_flags(
     model: models.PartialModel, run: Setting
   ) -> processes.PartialProcess:
-    return build(
+    return builder(name)(
       model,
-      **{name: read(run.local) for name, read in phase_of.items()},
+      **{phase: read(run.local) for phase, read in phase_of.items()},
       **(run.hyperparameters.penalty_argument if has_penalty else {}),
       **run.server_arguments(),
     )
@@ -407,9 +427,13 @@ def trained_by(
   return build_with_flags
 
 
-def adaptive(build: Callable[..., processes.PartialProcess]) -> Build:
-  """Adapt a builder that prescribes the server's optimizer except its rate."""
-  return lambda model, run: build(
+def adaptive(name: str) -> Build:
+  """Adapt a builder that prescribes the server's optimizer except its rate.
+
+  Args:
+    name: The builder's name.
+  """
+  return lambda model, run: builder(name)(
     model,
     training=run.local.of_global(),
     learning_rate=run.server.learning_rate,

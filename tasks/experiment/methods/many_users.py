@@ -3,13 +3,12 @@
 Algorithms that otherwise train one model for all leave these tables to clients.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 import dataclasses
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
-from baselines.fed_prox import build_fed_prox
-from baselines.fed_sgd import build_fed_sgd
-from baselines.local_only import build_local_only
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
 from tasks.experiment.methods.building import Measuring
@@ -17,15 +16,12 @@ from tasks.experiment.methods.setting import Setting
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.training import LocalTraining
 from tasks.options import Leak
-from tff_partial import algorithms
-from tff_partial import client_statistics
-from tff_partial import composition
-from tff_partial import phases
-from tff_partial import processes
-from tff_partial import terms
-from tff_partial import tiers
-from tff_partial.evaluation import Evaluation
-from tff_partial.model import models
+import tff_partial
+
+if TYPE_CHECKING:
+  from tff_partial import processes
+  from tff_partial.evaluation import Evaluation
+  from tff_partial.model import models
 
 # mu of FedProx, the default of `build_fed_prox`.
 _FED_PROX_PENALTY = 0.1
@@ -43,7 +39,7 @@ _OF_PUBLIC = ('hpfl_threshold', 'hpfl_average_hidden')
 
 
 def _keeps_tables(model: models.PartialModel, run: Setting) -> bool:
-  return run.task.keeps_tables and tiers.LOCAL in model.tiers
+  return run.task.keeps_tables and tff_partial.tiers.LOCAL in model.tiers
 
 
 def fed_avg(
@@ -51,10 +47,10 @@ def fed_avg(
 ) -> processes.PartialProcess:
   """Build FedAvg; tables that clients keep are trained as in FedPer."""
   if _keeps_tables(model, run):
-    return algorithms.build_fed_per(
+    return tff_partial.algorithms.build_fed_per(
       model, training=run.local.of_both(), **run.server_arguments()
     )
-  return algorithms.build_fed_avg(
+  return tff_partial.algorithms.build_fed_avg(
     model, training=run.local.of_global(), **run.server_arguments()
   )
 
@@ -68,12 +64,12 @@ def fed_prox(
     if penalty is None:
       penalty = _FED_PROX_PENALTY
     training = dataclasses.replace(
-      run.local.of_both(), terms=(terms.proximal(penalty),)
+      run.local.of_both(), terms=(tff_partial.terms.proximal(penalty),)
     )
-    return algorithms.build_fed_per(
+    return tff_partial.algorithms.build_fed_per(
       model, training=training, **run.server_arguments()
     )
-  return build_fed_prox(
+  return building.builder('build_fed_prox')(
     model,
     training=run.local.of_global(),
     **run.hyperparameters.penalty_argument,
@@ -88,22 +84,26 @@ def fed_sgd(
   rate = run.local.update.learning_rate
   if _keeps_tables(model, run):
     optimizers = {
-      tiers.GLOBAL: phases.sgd(rate),
-      tiers.LOCAL: run.local.reconstruction.build(),
+      tff_partial.tiers.GLOBAL: tff_partial.sgd(rate),
+      tff_partial.tiers.LOCAL: run.local.reconstruction.build(),
     }
-    return algorithms.build_fed_per(
+    return tff_partial.algorithms.build_fed_per(
       model,
-      training=phases.Phase(optimizer=optimizers, batch_size=None),
+      training=tff_partial.Phase(optimizer=optimizers, batch_size=None),
       **run.server_arguments(),
     )
-  return build_fed_sgd(model, learning_rate=rate, **run.server_arguments())
+  return building.builder('build_fed_sgd')(
+    model, learning_rate=rate, **run.server_arguments()
+  )
 
 
 def distributed(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
   """Build local training of clients' own models, which sends nothing."""
-  return build_local_only(model, training=run.local.of_own_model())
+  return building.builder('build_local_only')(
+    model, training=run.local.of_own_model()
+  )
 
 
 def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
@@ -125,12 +125,12 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
     if public:
       sharing['threshold'] = how.threshold
       sharing['average_others'] = how.average_hidden
-    aggregation = composition.Aggregation()
-    join = client_statistics.Join.SUM
+    aggregation = tff_partial.Aggregation()
+    join = tff_partial.client_statistics.Join.SUM
     if run.ledger is not None:
       aggregation = run.aggregation()
-      join = client_statistics.Join.WITH_UPDATE
-    return algorithms.build_hpfl(
+      join = tff_partial.client_statistics.Join.WITH_UPDATE
+    return tff_partial.algorithms.build_hpfl(
       model,
       attributes=run.item_attributes,
       drafts=how.drafting(rows, join) if drafts else None,
@@ -146,7 +146,7 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
   def measure(
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
-    return algorithms.build_hpfl_eval(
+    return tff_partial.algorithms.build_hpfl_eval(
       model, attributes=run.item_attributes, **measuring
     )
 

@@ -4,19 +4,21 @@ They train like other algorithms, so `tff-partial evaluate --algorithm=...` also
 evaluates models that those have trained.
 """
 
-import dataclasses
-from typing import Any
+from __future__ import annotations
 
-from baselines.knn_per import build_knn_per_eval
-from baselines.ngram_cache import build_ngram_cache_eval
+import dataclasses
+from typing import Any, TYPE_CHECKING
+
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods import building
 from tasks.experiment.methods.building import Measuring
 from tasks.experiment.methods.setting import Setting
-from tff_partial import phases
-from tff_partial.evaluation import Evaluation
-from tff_partial.model import models
+
+if TYPE_CHECKING:
+  from tff_partial import phases
+  from tff_partial.evaluation import Evaluation
+  from tff_partial.model import models
 
 # Flags of fine-tuning before clients are evaluated.
 TUNING = ('tuned', 'tuning_learning_rate')
@@ -48,7 +50,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
     del model  # Its features are not an output.
-    return build_knn_per_eval(
+    return building.builder('build_knn_per_eval')(
       run.hyperparameters.begin_local(
         run.task.model_with_features(trained.user)
       ),
@@ -77,7 +79,7 @@ def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
         f'--task={run.task.name}: a cache of n-grams is for tasks that predict '
         'the next token. Use --task=next_word, or --algorithm=knn_per.'
       )
-    return build_ngram_cache_eval(
+    return building.builder('build_ngram_cache_eval')(
       model,
       targets=run.task.targets,
       **run.hyperparameters.memory.cache_arguments,

@@ -1,8 +1,10 @@
 """Settings of a run from which an algorithm is built."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
@@ -10,11 +12,13 @@ from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.training import LocalTraining
 from tasks.experiment.options.training import Server
-from tff_partial import assignments
-from tff_partial import composition
-from tff_partial.algorithms import hpfl
-from tff_partial.checks import privacy_audit
-from tff_partial.dp import privacy_plans
+
+if TYPE_CHECKING:
+  from tff_partial import assignments
+  from tff_partial import composition
+  from tff_partial.algorithms import hpfl
+  from tff_partial.checks import privacy_audit
+  from tff_partial.dp import privacy_plans
 
 
 @dataclasses.dataclass(frozen=True)

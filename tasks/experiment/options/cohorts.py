@@ -1,20 +1,23 @@
 """Options that make cohorts more like those of real devices."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, TYPE_CHECKING
 
 from tasks.errors import OptionError
 from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
-from tff_partial.training.participation import availability
-from tff_partial.training.participation import latency
-from tff_partial.training.participation.sampling import EPOCHS
-from tff_partial.training.participation.sampling import Participation
-from tff_partial.training.participation.sampling import UNIFORM
+import tff_partial
 
+if TYPE_CHECKING:
+  from tff_partial.training.participation.sampling import Participation
+
+# Orders of `Participation`.
+UNIFORM, EPOCHS = 'uniform', 'epochs'
 # Options that have no effect without --set=availability_day.
 _OF_A_DAY = ('availability_floor', 'time_zone_spread')
 
@@ -36,7 +39,6 @@ class Cohorts(Options):
     'Clients asked in reserve: the first that answer are joined, as many as '
     '--clients_per_round.',
     at_least=0,
-    is_common=True,
   )
   speed_spread: float = detail(
     0.0,
@@ -152,15 +154,18 @@ class Cohorts(Options):
 
   def participation(self) -> Participation:
     """Return these options as the library takes them."""
+    participation = tff_partial.training.participation
     day = None
     if self.availability_day is not None:
-      day = availability.Availability(
+      day = participation.availability.Availability(
         self.availability_day, self.availability_floor, self.time_zone_spread
       )
-    return Participation(
+    return participation.sampling.Participation(
       order=self.sampling,
       extra_clients=self.extra_clients,
-      latency=latency.Latency(self.speed_spread, self.latency_spread),
+      latency=participation.latency.Latency(
+        self.speed_spread, self.latency_spread
+      ),
       partial_work=self.partial_work,
       availability=day,
     )

@@ -1,49 +1,34 @@
 """Options of single algorithms."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar, TYPE_CHECKING
 
-from baselines import fed_opt
 from tasks.errors import OptionError
 from tasks.experiment.options.memory import Memory
 from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
-from tff_partial import assignments
-from tff_partial import client_statistics
-from tff_partial import phases
-from tff_partial.clustering import k_means as clustering
-from tff_partial.dp import local_noise
-from tff_partial.drafts import centers as drafts_lib
-from tff_partial.model import first_values
-from tff_partial.model import models
-from tff_partial.templates import implicit_factors
+import tff_partial
+
+if TYPE_CHECKING:
+  from tff_partial import assignments
+  from tff_partial import client_statistics
+  from tff_partial import phases
+  from tff_partial.drafts import centers
+  from tff_partial.model import models
+  from tff_partial.templates import implicit_factors
 
 KEEP, SCALED = 'keep', 'scaled'
 CENTERS, SUMS = 'centers', 'sums'
 PRINTED, INVERSE = 'printed', 'inverse'
-
-
-class Penalty(TypedDict, total=False):
-  """The size of a penalty, if one is given."""
-
-  penalty: float
-
-
-class Mixture(TypedDict):
-  """Arguments of APFL's mixture."""
-
-  mixture: float
-  mixture_learning_rate: float
-
-
-class Centers(TypedDict):
-  """Rates at which prototypes, map nodes and centers move."""
-
-  rate: float
-  server_rate: float | None
+# How k-means begins.
+_INITS = ('k-means++', 'random')
+# The rules of `baselines.fed_opt`.
+TFF, PAPER = 'tff', 'paper'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +75,7 @@ class FedEmbed(Options):
   map_rows: int = detail(2, 'Rows of the lattice of a map.', at_least=1)
 
   @property
-  def centers(self) -> Centers:
+  def centers(self) -> dict[str, Any]:
     """Rates at which prototypes, map nodes and centers move."""
     return {'rate': self.map_rate, 'server_rate': self.map_server_rate}
 
@@ -98,8 +83,8 @@ class FedEmbed(Options):
     """Return the phase that forms embeddings, or None without its steps."""
     if not self.forming_steps:
       return None
-    return phases.Phase(
-      optimizer=phases.sgd(self.forming_learning_rate),
+    return tff_partial.Phase(
+      optimizer=tff_partial.sgd(self.forming_learning_rate),
       batch_size=None,
       epochs=self.forming_steps,
     )
@@ -112,7 +97,7 @@ class FedEmbed(Options):
     Args:
       parts: The parts of the model.
     """
-    return assignments.by_type(parts)
+    return tff_partial.assignments.by_type(parts)
 
   def by_prototype(
     self, parts: assignments.FedEmbedVariables
@@ -122,11 +107,11 @@ class FedEmbed(Options):
     Args:
       parts: The parts of the model.
     """
-    return assignments.by_prototype(
+    return tff_partial.assignments.by_prototype(
       parts,
       margin=self.triplet_margin,
       steps=self.triplet_steps,
-      optimizer=phases.sgd(self.triplet_learning_rate),
+      optimizer=tff_partial.sgd(self.triplet_learning_rate),
       forming=self._forming(),
       **self.centers,
     )
@@ -139,7 +124,7 @@ class FedEmbed(Options):
     Args:
       parts: The parts of the model.
     """
-    return assignments.by_map(
+    return tff_partial.assignments.by_map(
       parts,
       forming=self._forming(),
       radius=self.map_radius,
@@ -156,7 +141,7 @@ class FedEmbed(Options):
       parts: The parts of the model.
     """
     del parts
-    return assignments.OWN_HEAD
+    return tff_partial.assignments.OWN_HEAD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +174,10 @@ class Hpfl(Options):
     at_least=1,
   )
   init: str = detail(
-    clustering.K_MEANS_PLUS_PLUS,
+    _INITS[0],
     'How k-means of rows begins: with rows far from one another, or with any, '
     'which takes much less time where there are thousands.',
-    choices=clustering.INITS,
+    choices=_INITS,
   )
   max_iterations: int = detail(
     20, 'The most iterations of k-means.', at_least=1
@@ -254,8 +239,8 @@ class Hpfl(Options):
   def drafting(
     self,
     table_rows: Mapping[str, Sequence[int]],
-    join: client_statistics.Join = client_statistics.Join.SUM,
-  ) -> drafts_lib.ClientCenters | drafts_lib.Sums:
+    join: client_statistics.Join,
+  ) -> centers.ClientCenters | centers.Sums:
     """Build the drafts of private tables.
 
     Args:
@@ -276,9 +261,11 @@ class Hpfl(Options):
       for numbers in table_rows.values()
     )
     num_centers = self.num_centers or -(-collected // each)
+    from tff_partial.drafts import centers
+
     if self.drafts == SUMS:
-      return drafts_lib.Sums(num_centers=num_centers, join=join)
-    return drafts_lib.ClientCenters(
+      return centers.Sums(num_centers=num_centers, join=join)
+    return centers.ClientCenters(
       num_collected=collected,
       num_centers=num_centers,
       rows_per_center=each,
@@ -315,15 +302,15 @@ class FedNoise(Options):
     at_least=0,
   )
 
-  def build(self) -> local_noise.LaplaceNoise | local_noise.LocalNoise:
+  def build(self) -> Any:
     """Build the mechanism that clips updates and adds noise.
 
     Raises:
       PrivacyError: If the clip is 0.
     """
     if self.noise == 'laplace':
-      return local_noise.LaplaceNoise(self.clip, self.scale)
-    return local_noise.LocalNoise(self.clip, self.scale)
+      return tff_partial.dp.local_noise.LaplaceNoise(self.clip, self.scale)
+    return tff_partial.dp.local_noise.LocalNoise(self.clip, self.scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,11 +345,11 @@ class Hyperparameters(Options):
     at_least=0,
   )
   adaptive_rule: str = option(
-    fed_opt.TFF,
+    TFF,
     "How the server of FedAdam and FedYogi steps: by TFF's optimizers, which "
     'correct the bias of both moments, or by Algorithm 2 of the paper as '
     'printed, which does not.',
-    choices=(fed_opt.TFF, fed_opt.PAPER),
+    choices=(TFF, PAPER),
   )
   scaffold_option: str = detail(
     '2',
@@ -382,6 +369,14 @@ class Hyperparameters(Options):
     'Rate at which clients of APFL learn alpha; 0 for a fixed one.',
     at_least=0,
   )
+  private_rule: str = detail(
+    KEEP,
+    'What clients of FURL remember: what training came to (Eq. 7), or that '
+    "share of their step which is their share of the cohort's examples "
+    '(Eq. 6).',
+    choices=(KEEP, SCALED),
+  )
+
   unobserved_weight: float = detail(
     0.2, 'Weight of an item without interaction in fed_ials.', at_least=0
   )
@@ -390,13 +385,6 @@ class Hyperparameters(Options):
     'L2 regularization of vectors in fed_ials, times the total weight of what '
     'they are fitted to.',
     at_least=0,
-  )
-  private_rule: str = detail(
-    KEEP,
-    'What clients of FURL remember: what training came to (Eq. 7), or that '
-    "share of their step which is their share of the cohort's examples "
-    '(Eq. 6).',
-    choices=(KEEP, SCALED),
   )
 
   def begin_local(self, model: models.PartialModel) -> models.PartialModel:
@@ -411,27 +399,27 @@ class Hyperparameters(Options):
     if not self.learned_first_values:
       return model
     try:
-      return first_values.learn_first_values(model)
-    except models.ModelError as error:
+      return tff_partial.learn_first_values(model)
+    except tff_partial.model.models.ModelError as error:
       raise OptionError(
         f'--learned_first_values: {error} Of the algorithms, fed_recon and '
         'others whose clients have weights of their own have use for it.'
       ) from error
 
   @property
-  def weighting(self) -> implicit_factors.Weighting:
-    """The weights of implicit feedback."""
-    return implicit_factors.Weighting(
-      self.unobserved_weight, self.implicit_ridge
-    )
-
-  @property
-  def penalty_argument(self) -> Penalty:
+  def penalty_argument(self) -> dict[str, Any]:
     """The size of a penalty as an argument, if one is given."""
     return {} if self.penalty is None else {'penalty': self.penalty}
 
   @property
-  def mixture_arguments(self) -> Mixture:
+  def weighting(self) -> implicit_factors.Weighting:
+    """The weights of implicit feedback."""
+    return tff_partial.templates.implicit_factors.Weighting(
+      self.unobserved_weight, self.implicit_ridge
+    )
+
+  @property
+  def mixture_arguments(self) -> dict[str, Any]:
     """The arguments of APFL's mixture."""
     return {
       'mixture': self.mixture,
@@ -442,5 +430,7 @@ class Hyperparameters(Options):
   def private_statistic(self) -> client_statistics.Statistic | None:
     """The statistic that scales what clients of FURL keep; None for none."""
     return (
-      client_statistics.SCALED_BY_SHARE if self.private_rule == SCALED else None
+      None
+      if self.private_rule == KEEP
+      else tff_partial.client_statistics.SCALED_BY_SHARE
     )

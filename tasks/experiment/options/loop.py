@@ -1,16 +1,24 @@
 """Options of the training loop: rounds, cohorts, stopping and outputs."""
 
+from __future__ import annotations
+
 import dataclasses
+import json
+import pathlib
+import re
 import sys
-from typing import ClassVar
+from typing import ClassVar, TYPE_CHECKING
 
 from tasks.errors import OptionError
 from tasks.experiment.options.cohorts import Cohorts
 from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
-from tff_partial.training import callbacks
-from tff_partial.training import programs
+import tff_partial
+
+if TYPE_CHECKING:
+  from tff_partial.training import callbacks
+  from tff_partial.training import programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +46,6 @@ class Loop(Options):
     'Probability that a client that was asked does not answer.',
     at_least=0,
     at_most=1,
-    is_common=True,
   )
   cohorts: Cohorts = Cohorts()
   evaluate_every: int = option(
@@ -78,7 +85,9 @@ class Loop(Options):
 
   def stopping_rule(self) -> programs.StoppingRule:
     """Return the rule that decides that a run has diverged."""
-    return programs.StoppingRule(factor=self.divergence_factor)
+    return tff_partial.training.programs.StoppingRule(
+      factor=self.divergence_factor
+    )
 
   def callbacks(self, select: programs.Selection) -> list[callbacks.Callback]:
     """Return the callback that ends the run early, if there is one.
@@ -89,7 +98,7 @@ class Loop(Options):
     if self.early_stopping_patience is None:
       return []
     return [
-      callbacks.EarlyStopping(
+      tff_partial.callbacks.EarlyStopping(
         self.early_stopping_patience,
         select.metric,
         select.higher_is_better,
@@ -130,14 +139,12 @@ class Output(Options):
     'embedding projector.',
     at_least=0,
     may_change=True,
-    is_common=True,
   )
   hook: str | None = option(
     None,
     'module:function that is told of every round, to send metrics to a tracker '
     'such as W&B or MLflow.',
     may_change=True,
-    is_common=True,
   )
   progress: bool | None = detail(
     None, 'Show a progress bar; by default on a terminal.', may_change=True
@@ -147,3 +154,34 @@ class Output(Options):
   def shows_progress(self) -> bool:
     """True if a progress bar is shown; by default on a terminal."""
     return sys.stderr.isatty() if self.progress is None else self.progress
+
+  @property
+  def state(self) -> str:
+    """How far the run in the folder is, for messages."""
+    folder = pathlib.Path(self.output_dir or '')
+    result = folder / 'result.json'
+    if result.exists():
+      try:
+        rounds = json.loads(result.read_text('utf-8'))['rounds']
+      except (ValueError, KeyError, TypeError, RecursionError):
+        return 'whose result cannot be read'
+      return f'which has the result of {rounds} rounds'
+    saved = [
+      int(found[1])
+      for path in folder.glob('checkpoints/*')
+      if (found := re.fullmatch(r'round_(\d+)', path.name))
+    ]
+    return f'going on after round {max(saved)}' if any(saved) else 'a new run'
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun(Options):
+  """The option to plan only."""
+
+  title: ClassVar[str] = Output.title
+
+  dry_run: bool = option(
+    False,
+    'Print what the run would do and cost, and write nothing.',
+    is_common=True,
+  )

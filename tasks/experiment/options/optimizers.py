@@ -1,26 +1,23 @@
 """Options of an optimizer, of clients or of the server."""
 
-from collections.abc import Callable
-import dataclasses
-from typing import Any
+from __future__ import annotations
 
-import tensorflow_federated as tff
+import dataclasses
+from typing import Any, TYPE_CHECKING
 
 from tasks.errors import OptionError
 from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
-from tff_partial import phases
-from tff_partial.solvers.exact import Exact
+import tff_partial
 from tff_partial_programs import spelling
 
-_OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
-  'sgd': tff.learning.optimizers.build_sgdm,
-  'adagrad': tff.learning.optimizers.build_adagrad,
-  'adam': tff.learning.optimizers.build_adam,
-  'rmsprop': tff.learning.optimizers.build_rmsprop,
-  'yogi': tff.learning.optimizers.build_yogi,
-}
+if TYPE_CHECKING:
+  from tff_partial import phases
+
+# Optimizers of TFF, which calls the first one sgdm.
+SGD = 'sgd'
+_OPTIMIZERS = ('adagrad', 'adam', 'rmsprop', SGD, 'yogi')
 # Solves for weights instead; for weights that clients do not send.
 EXACT = 'exact'
 _HAVE_BETA_2 = ('adam', 'yogi')
@@ -41,9 +38,8 @@ class Optimizer(Options):
   what: str
   optimizer: str = option(
     'sgd',
-    f'Trains {{0.what}}. One of {", ".join(sorted(_OPTIMIZERS))}; with numbers '
+    f'Trains {{0.what}}. One of {", ".join(_OPTIMIZERS)}; with numbers '
     'after colons, as in sgd:momentum=0.9 or yogi:beta_2=0.99:epsilon=1e-4.',
-    is_common=True,
   )
   learning_rate: float = option(
     0.1, 'Learning rate for {0.what}.', at_least=0, is_common=True
@@ -90,7 +86,7 @@ class Optimizer(Options):
     if self.optimizer not in _OPTIMIZERS:
       raise OptionError(
         f'--{self.name}_optimizer={self.optimizer:.80}: '
-        f'{spelling.choose(self.optimizer, sorted(_OPTIMIZERS))}'
+        f'{spelling.choose(self.optimizer, _OPTIMIZERS)}'
       )
     if self.optimizer != 'sgd' and self.momentum:
       raise OptionError(
@@ -137,7 +133,9 @@ class Optimizer(Options):
   def build(self) -> phases.Trainer:
     """Build TFF's optimizer, or the exact solve."""
     if self.optimizer == EXACT:
-      return Exact(ridge=self.ridge)
+      return tff_partial.Exact(ridge=self.ridge)
+    import tensorflow_federated as tff
+
     extra: dict[str, Any] = {}
     if self.optimizer == 'sgd':
       extra['momentum'] = self.momentum or None
@@ -145,6 +143,6 @@ class Optimizer(Options):
       extra['epsilon'] = self.epsilon
     if self.beta_2 is not None:
       extra['beta_2'] = self.beta_2
-    return _OPTIMIZERS[self.optimizer](
-      learning_rate=self.learning_rate, **extra
-    )
+    name = 'sgdm' if self.optimizer == 'sgd' else self.optimizer
+    build = getattr(tff.learning.optimizers, f'build_{name}')
+    return build(learning_rate=self.learning_rate, **extra)

@@ -4,34 +4,32 @@ A run is private if `target_epsilon` or `noise_multiplier` is given.
 docs/privacy.md says what it then guarantees, and what it does not.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TYPE_CHECKING
 
-from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.options.loop import Loop
 from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
-from tff_partial import aggregators
-from tff_partial import composition
-from tff_partial.checks import privacy_audit
-from tff_partial.dp import clipping as clipping_lib
-from tff_partial.dp import mechanisms
-from tff_partial.dp import privacy
-from tff_partial.dp import privacy_plans
-from tff_partial.dp import samplings
-from tff_partial.exchange import messages
+from tasks.shared_options import Release
+from tasks.shared_options import Spent
+import tff_partial
 
-CENTRAL, LOCAL = mechanisms.CENTRAL, mechanisms.LOCAL
+if TYPE_CHECKING:
+  from tff_partial import composition
+  from tff_partial.checks import privacy_audit
+  from tff_partial.dp import clipping
+  from tff_partial.dp import privacy_plans
+
+CENTRAL, LOCAL = 'central', 'local'
 GAUSSIAN, TREE = 'gaussian', 'tree'
-_SAMPLINGS = {
-  'poisson': samplings.PoissonSampling.name,
-  'fixed': samplings.FixedSizeSampling.name,
-}
+POISSON, FIXED = 'poisson', 'fixed'
 # Parties that must not leak what they see. Clients are simulated by a program
 # that draws their seeds, so their noise hides nothing from the one running it.
 _TRUSTED = {
@@ -92,7 +90,6 @@ class Privacy(Options):
     'Who adds noise: the server, once to the sum, or each client before it '
     'sends, so that the server need not be trusted.',
     choices=(CENTRAL, LOCAL),
-    is_common=True,
   )
   dp_mechanism: str = option(
     GAUSSIAN,
@@ -104,7 +101,7 @@ class Privacy(Options):
     None,
     'Each client is in a round with the same probability, independently of '
     'others (the default), or cohorts have one size, which costs more.',
-    choices=sorted(_SAMPLINGS),
+    choices=(FIXED, POISSON),
   )
   clip: float | None = option(
     None,
@@ -193,28 +190,29 @@ class Privacy(Options):
         'use --dp=central.'
       )
 
-  def _clipping(self, population: int, loop: Loop) -> clipping_lib.Clipping:
+  def _clipping(self, population: int, loop: Loop) -> clipping.Clipping:
+    kinds = tff_partial.dp.clipping
     if self.dp_mechanism == TREE and self.clip is not None:
       longest = max(population // loop.clients_per_round, 1)
-      return clipping_lib.TreeNoise(self.clip, min(longest, loop.rounds))
+      return kinds.TreeNoise(self.clip, min(longest, loop.rounds))
     if self.clip is not None:
-      return clipping_lib.FixedClip(self.clip)
-    return clipping_lib.AdaptiveClip(
+      return kinds.FixedClip(self.clip)
+    return kinds.AdaptiveClip(
       self.initial_clip,
       quantile=self.clip_quantile,
       count_stddev=self.count_stddev,
     )
 
   @property
-  def release(self) -> tasks_lib.Release:
+  def release(self) -> Release:
     """The simulation settings of a task's release before the first round."""
-    return tasks_lib.Release(self.noise_seed, self.simulated_population)
+    return Release(self.noise_seed, self.simulated_population)
 
   def ledger(
     self,
     population: int,
     loop: Loop,
-    spent: tasks_lib.Spent = tasks_lib.Spent(),
+    spent: Spent = Spent(),
     released: str = '',
   ) -> privacy_plans.PrivacyLedger | None:
     """Plan the run's privacy; return None if it is not private.
@@ -230,15 +228,18 @@ class Privacy(Options):
     """
     if not self.is_on:
       return None
-    sampling = _SAMPLINGS[self.dp_sampling or 'poisson']
+    samplings, plans = tff_partial.dp.samplings, tff_partial.dp.privacy_plans
+    sampling: Any = samplings.PoissonSampling
+    if self.dp_sampling == FIXED:
+      sampling = samplings.FixedSizeSampling
     if self.dp_mechanism == TREE:
-      sampling = samplings.OncePerTree.name
+      sampling = samplings.OncePerTree
     if self.dp == LOCAL:
-      sampling = samplings.EveryUpdate.name
+      sampling = samplings.EveryUpdate
     target, noise_multiplier = self.target_epsilon, self.noise_multiplier
     if target == math.inf:
       target, noise_multiplier = None, 0.0
-    plan = privacy_plans.plan(
+    plan = plans.plan(
       self._clipping(population, loop),
       target_epsilon=target,
       noise_multiplier=noise_multiplier,
@@ -246,11 +247,11 @@ class Privacy(Options):
       population=self.simulated_population or population,
       clients_per_round=loop.clients_per_round,
       rounds=loop.rounds,
-      sampling=sampling,
+      sampling=sampling.name,
       once=spent.noise_multipliers,
       once_delta=spent.delta,
     )
-    return privacy_plans.PrivacyLedger(
+    return plans.PrivacyLedger(
       plan, simulation=self.noise_seed is not None, released=released
     )
 
@@ -265,8 +266,8 @@ class Privacy(Options):
       ledger: The run's ledger.
       canaries: Canary clients for an audit, or None.
     """
-    aggregator: aggregators.Factory = aggregators.MeanFactory()
-    postprocess_update: messages.PostprocessUpdate | None = None
+    aggregator: Any = tff_partial.aggregators.MeanFactory()
+    postprocess_update: Any = None
     if self.dp == CENTRAL:
       aggregator = ledger.plan.mean(
         noise_seed=self.noise_seed, diagnostics=self.diagnostics
@@ -276,8 +277,8 @@ class Privacy(Options):
     if canaries is not None:
       aggregator = canaries.watched(aggregator)
       postprocess_update = canaries.postprocess_update(postprocess_update)
-    return composition.Aggregation(
-      aggregator, messages.ClientWeighting.UNIFORM, postprocess_update
+    return tff_partial.Aggregation(
+      aggregator, tff_partial.ClientWeighting.UNIFORM, postprocess_update
     )
 
 
@@ -310,7 +311,8 @@ def labelled(
     learned_from_training: Names of what the task computed from its training
       data before the first round.
   """
-  measured = [name for name in report if name.endswith(privacy.NOT_PRIVATE)]
+  exact = tff_partial.dp.privacy.NOT_PRIVATE
+  measured = [name for name in report if name.endswith(exact)]
   return {
     **report,
     'clip': report.get('clip', settings.clip),

@@ -5,13 +5,12 @@
 and for personalising before clients are evaluated.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-from typing import Any, ClassVar
-
-import tensorflow as tf
-import tensorflow_federated as tff
+from typing import Any, ClassVar, TYPE_CHECKING
 
 from tasks.errors import OptionError
 from tasks.experiment.options.optimizers import EXACT
@@ -20,24 +19,16 @@ from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
-from tff_partial import aggregators
-from tff_partial import composition
-from tff_partial import phases
-from tff_partial import tiers
-from tff_partial.data import splits
-from tff_partial.exchange import messages
-from tff_partial.solvers.exact import Exact
+import tff_partial
+
+if TYPE_CHECKING:
+  import tensorflow as tf
+
+  from tff_partial import composition
+  from tff_partial import phases
+  from tff_partial.data import splits
 
 EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
-_WEIGHTINGS: dict[
-  str | None, messages.ClientWeighting | messages.ClientWeightFn | None
-] = {
-  None: None,  # The algorithm's own.
-  EXAMPLES: messages.ClientWeighting.NUM_EXAMPLES,
-  # The number of targets that the loss averages.
-  TARGETS: lambda result: result.loss[1],
-  UNIFORM: messages.ClientWeighting.UNIFORM,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +51,6 @@ class LocalTraining(Options):
     'Steps of the update, at most; -1 for no limit.',
     at_least=0,
     for_none=-1,
-    is_common=True,
   )
   reconstruction_epochs: int = option(
     5,
@@ -73,7 +63,6 @@ class LocalTraining(Options):
     'Steps of the reconstruction, at most; -1 for no limit.',
     at_least=0,
     for_none=-1,
-    is_common=True,
   )
   evaluation_reconstruction_steps: int | None = option(
     None,
@@ -155,7 +144,7 @@ class LocalTraining(Options):
 
   def build_split(self) -> splits.Split:
     """Build the split of examples into support and query set."""
-    share = self.support_share
+    splits, share = tff_partial.splits, self.support_share
     makers: dict[str, Callable[[], splits.Split]] = {
       'halves': splits.halves,
       'fraction': functools.partial(splits.fraction, share),
@@ -168,7 +157,7 @@ class LocalTraining(Options):
 
   def of_global(self) -> phases.Phase:
     """Build the phase that trains global weights."""
-    return phases.Phase(
+    return tff_partial.Phase(
       optimizer=self.update.build(),
       batch_size=self.batch_size,
       epochs=self.update_epochs,
@@ -179,13 +168,13 @@ class LocalTraining(Options):
   def of_personal(self) -> phases.Phase:
     """Build the phase that trains local weights."""
     optimizer = self.reconstruction.build()
-    if isinstance(optimizer, Exact):
-      return phases.Phase(optimizer=optimizer)
+    if isinstance(optimizer, tff_partial.Exact):
+      return tff_partial.Phase(optimizer=optimizer)
     return self._personal(optimizer)
 
   def _personal(self, optimizer: phases.Optimizer) -> phases.Phase:
     """Build a phase with the steps of local weights."""
-    return phases.Phase(
+    return tff_partial.Phase(
       optimizer=optimizer,
       batch_size=self.batch_size,
       epochs=self.reconstruction_epochs,
@@ -196,8 +185,8 @@ class LocalTraining(Options):
   def of_both(self) -> phases.Phase:
     """Build the phase that trains global and local weights at once."""
     optimizers = {
-      tiers.GLOBAL: self.update.build(),
-      tiers.LOCAL: self.reconstruction.build(),
+      tff_partial.tiers.GLOBAL: self.update.build(),
+      tff_partial.tiers.LOCAL: self.reconstruction.build(),
     }
     return dataclasses.replace(self.of_global(), optimizer=optimizers)
 
@@ -207,8 +196,8 @@ class LocalTraining(Options):
     Their copies of global weights are trained as if they were sent.
     """
     optimizers = {
-      tiers.PERSONAL: self.update.build(),
-      tiers.LOCAL: self.reconstruction.build(),
+      tff_partial.tiers.PERSONAL: self.update.build(),
+      tff_partial.tiers.LOCAL: self.reconstruction.build(),
     }
     return dataclasses.replace(
       self.of_global(), train=tuple(optimizers), optimizer=optimizers
@@ -338,24 +327,38 @@ class Server(Options):
 
   def aggregation(self) -> composition.Aggregation:
     """Return how updates are aggregated in a run that is not private."""
-    return composition.Aggregation(
-      self._aggregator(), _WEIGHTINGS[self.client_weighting]
-    )
+    return tff_partial.Aggregation(self._aggregator(), self._weighting())
+
+  def _weighting(self) -> Any:
+    """Return what updates are weighted by; None for the algorithm's own."""
+    if self.client_weighting is None:
+      return None
+    if self.client_weighting == TARGETS:
+      # The number of targets that the loss averages.
+      return lambda result: result.loss[1]
+    if self.client_weighting == UNIFORM:
+      return tff_partial.ClientWeighting.UNIFORM
+    return tff_partial.ClientWeighting.NUM_EXAMPLES
 
   def _aggregator(self) -> composition.AggregationFactory:
+    aggregators = tff_partial.aggregators
     if self.aggregator == 'robust':
       return aggregators.robust()
-    if self.clip_norm:
-      return aggregators.MeanFactory(
-        lambda mean: tff.aggregators.clipping_factory(self.clip_norm, mean)
-      )
-    return aggregators.MeanFactory()
+    if not self.clip_norm:
+      return aggregators.MeanFactory()
+    import tensorflow_federated as tff
+
+    return aggregators.MeanFactory(
+      lambda mean: tff.aggregators.clipping_factory(self.clip_norm, mean)
+    )
 
   def build_optimizer(self) -> phases.Optimizer:
     """Build the server's optimizer, with its schedule."""
     optimizer = self.optimizer.build()
     if not self.server_decay_rounds:
       return optimizer
+    import tensorflow as tf
+    import tensorflow_federated as tff
 
     def falling(round_number: tf.Tensor) -> tf.Tensor:
       done = tf.cast(round_number, tf.float32) / self.server_decay_rounds

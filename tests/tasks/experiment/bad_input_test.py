@@ -16,7 +16,7 @@ import tensorflow as tf
 from tasks.experiment.command_line import flags as run_flags
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run.folder import Folder
+from tasks.experiment.runs.folder import Folder
 from tests.support import commands
 from tests.support.commands import is_for_users
 from tests.support.commands import run_here

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tasks.experiment.run import dry_run
+from tasks.experiment.runs import dry_run
 from tests.support import commands
 from tests.support.commands import run_here
 
@@ -12,7 +12,7 @@ from tests.support.commands import run_here
 def _plan(*arguments: str) -> dict[str, str]:
   outcome = run_here('train', *commands.SMALL, '--dry_run', *arguments)
   assert (outcome.status, outcome.errors) == (0, ''), outcome
-  lines = (line.split(':', 1) for line in outcome.output.splitlines())
+  lines = (line.split(':', 1) for line in outcome.output.splitlines()[1:])
   return {title: text.strip() for title, text in lines}
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tasks.errors import OptionError
-from tasks.experiment.run import hooks
+from tasks.experiment.runs import hooks
 from tests.support import commands
 from tests.support.commands import run_here
 from tff_partial.training import callbacks

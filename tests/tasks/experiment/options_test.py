@@ -14,14 +14,14 @@ from tasks.experiment import run
 from tasks.experiment.command_line.flags import define
 from tasks.experiment.command_line.flags import parse
 from tasks.experiment.config import TASKS
+from tasks.experiment.options.loop import DryRun
 from tasks.experiment.options.loop import Loop
 from tasks.experiment.options.optimizers import Optimizer
 from tasks.experiment.options.training import Server
-from tasks.experiment.run.dry_run import DryRun
-from tasks.experiment.run.folder import Folder
-from tasks.experiment.run.folder import with_flags_of_the_run
+from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.movielens import task as movielens
-from tasks.subreddit.models import DocumentSizes
+from tasks.subreddit.options import DocumentSizes
 from tests.support import commands
 
 _RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))

@@ -10,7 +10,7 @@ from tasks import audit
 from tasks.errors import OptionError
 from tasks.experiment.command_line import flags
 from tasks.experiment.config import TASKS
-from tasks.experiment.run.running import load
+from tasks.experiment.runs.running import load
 from tasks.task import Data
 from tests.support import commands
 from tests.support.commands import repeatable_rows

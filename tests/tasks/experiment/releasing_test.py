@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from tasks.experiment.run.folder import Folder
-from tasks.experiment.run.folder import RELEASED_FILE
+from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import RELEASED_FILE
 from tasks.next_word import private_words
 from tasks.next_word import synthetic
 from tests.support import commands

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.experiment.run import user_vectors
+from tasks.experiment.runs import user_vectors
 from tests.support import commands
 from tests.support.commands import run_here
 

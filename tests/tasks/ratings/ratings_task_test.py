@@ -18,9 +18,10 @@ from tasks.errors import OptionError
 from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run.running import run
+from tasks.experiment.runs.running import run
 from tasks.ratings import csv_files
 from tasks.ratings import models as ratings_models
+from tasks.ratings import options as ratings_options
 from tasks.ratings import tables
 from tasks.ratings import task as ratings_task
 from tasks.task import Data
@@ -45,7 +46,7 @@ def _write(folder: pathlib.Path, text: str | bytes = _TEXT) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path, **options: Any) -> tables.Table:
-  return csv_files.Csv(str(path), **options).read()
+  return csv_files.read(csv_files.Csv(str(path), **options))
 
 
 def _names(table: tables.Table) -> tuple[list[str], ...]:
@@ -182,7 +183,7 @@ def test_what_is_no_file_is_refused(tmp_path, file, message):
   [
     (lambda: csv_files.Csv(separator='::'), '--csv_separator=::: give one'),
     (
-      lambda: ratings_task.Ends(export_formats=('onnx',)),
+      lambda: ratings_options.Ends(export_formats=('onnx',)),
       "--export_formats=onnx: 'onnx' is none of saved_model, tflite",
     ),
     (
@@ -197,7 +198,7 @@ def test_what_is_no_file_is_refused(tmp_path, file, message):
     ),
     (
       lambda: ratings_task.RatingsOptions(
-        ends=ratings_task.Ends(top_n_user='user 12')
+        ends=ratings_options.Ends(top_n_user='user 12')
       ).load(Data(data='synthetic'), 0),
       "no user 'user 12' among the 600 .* Did you mean 'user 0",
     ),

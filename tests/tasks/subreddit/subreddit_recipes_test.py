@@ -8,7 +8,7 @@ import tensorflow as tf
 from tasks.experiment.command_line.flags import parse
 from tasks.experiment.command_line.flags import recipe_flags
 from tasks.experiment.config import Config
-from tasks.experiment.run import running
+from tasks.experiment.runs import running
 from tasks.experiment.trainable import Trainable
 from tests.support import commands
 

@@ -18,6 +18,7 @@ import grpc
 import portpicker
 import tensorflow_federated as tff
 
+from tff_partial.errors import UserError
 from tff_partial.runtimes.values import typed_values
 
 # Run by a bare interpreter that then becomes the worker: running code between
@@ -67,7 +68,7 @@ noted_failures: contextvars.ContextVar[list] = contextvars.ContextVar(
 )
 
 
-class NativeRuntimeError(RuntimeError):
+class NativeRuntimeError(UserError, RuntimeError):
   """The native runtime cannot run a computation."""
 
 

@@ -1,45 +1,28 @@
 """A preview of what a run would do and cost: `tasks.train --dry_run`."""
 
 from collections.abc import Iterator
-import dataclasses
 import math
 import pathlib
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 from tasks import task as tasks_lib
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import releasing
-from tasks.experiment.run import running
-from tasks.experiment.run.communication import communication
-from tasks.experiment.run.folder import Folder
+from tasks.experiment.runs import releasing
+from tasks.experiment.runs import running
+from tasks.experiment.runs.communication import communication
+from tasks.experiment.runs.folder import Folder
 from tasks.experiment.trainable import Trainable
-from tasks.options import option
-from tasks.options import Options
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks
 from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
-from tff_partial_programs import opening
 
 # Rounds to time after the first, which is traced and compiled.
 _TIMED = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class DryRun(Options):
-  """The option to plan only."""
-
-  title: ClassVar[str] = Output.title
-
-  dry_run: bool = option(
-    False,
-    'Print what the run would do and cost, and write nothing.',
-    is_common=True,
-  )
 
 
 def describe(config: Config, output: Output) -> Iterator[str]:
@@ -67,7 +50,7 @@ def describe(config: Config, output: Output) -> Iterator[str]:
       config.may_change() | output.may_change(),
     )
     where = pathlib.Path(output.output_dir)
-    yield _line('folder', f'{where}, {opening.state(output.output_dir)}')
+    yield _line('folder', f'{where}, {output.state}')
   task = running.load(config, releasing.at_start(config, folder, is_plan=True))
   with running.executing(config.runtime):
     trainable = Trainable(config, task)

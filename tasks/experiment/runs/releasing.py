@@ -8,8 +8,8 @@ its folder before using it, and every program reads it from there.
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.config import Config
-from tasks.experiment.run.folder import Folder
-from tasks.experiment.run.folder import RELEASED_FILE
+from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import RELEASED_FILE
 
 
 def of_run(config: Config, folder: Folder | None) -> tasks_lib.Release:

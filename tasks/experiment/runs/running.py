@@ -17,14 +17,14 @@ from tasks.experiment.config import Config
 from tasks.experiment.config import Runtime
 from tasks.experiment.options import privacy as privacy_lib
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import hooks
-from tasks.experiment.run import measuring
-from tasks.experiment.run import releasing
-from tasks.experiment.run import user_vectors
-from tasks.experiment.run.communication import communication
-from tasks.experiment.run.folder import finite
-from tasks.experiment.run.folder import Folder
-from tasks.experiment.run.folder import RESULT_FILE
+from tasks.experiment.runs import hooks
+from tasks.experiment.runs import measuring
+from tasks.experiment.runs import releasing
+from tasks.experiment.runs import user_vectors
+from tasks.experiment.runs.communication import communication
+from tasks.experiment.runs.folder import finite
+from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import RESULT_FILE
 from tasks.experiment.trainable import Trainable
 from tff_partial import evaluation
 from tff_partial import runtimes
@@ -83,7 +83,7 @@ def load(
     runtimes.cores_for_clients()
   if not isinstance(release, tasks_lib.Release):
     release = releasing.of_run(config, release)
-  return config.task.load_released(config.data, config.seed, release)
+  return config.task.load(config.data, config.seed, release)
 
 
 @contextlib.contextmanager

@@ -17,13 +17,10 @@ from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
 from tasks.options import SET
-from tff_partial.analysis import run_folders
+import tff_partial
 from tff_partial.training import files
-from tff_partial.training import metrics_log
-from tff_partial.training import programs
 
-FLAGS_FILE = run_folders.FLAGS_FILE
-RESULT_FILE = run_folders.RESULT_FILE
+FLAGS_FILE, RESULT_FILE = 'flags.txt', 'result.json'
 # What the run released with noise before its first round.
 RELEASED_FILE = 'released.json'
 
@@ -108,8 +105,9 @@ class Folder:
   @property
   def has_begun(self) -> bool:
     """True if the folder holds anything that other flags would make wrong."""
-    table = self.path / metrics_log.METRICS_FILE
-    saved = self.path / programs.CHECKPOINTS_FOLDER
+    training = tff_partial.training
+    table = self.path / training.metrics_log.METRICS_FILE
+    saved = self.path / training.programs.CHECKPOINTS_FOLDER
     return (
       (self.path / RESULT_FILE).exists()
       or (saved.is_dir() and any(saved.iterdir()))
@@ -117,7 +115,7 @@ class Folder:
     )
 
   def _compare(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
-    before = run_folders.read_flag_lines(self.flags_file)
+    before = tff_partial.analysis.run_folders.read_flag_lines(self.flags_file)
     now = {
       name: _flag_line(name, value).strip() for name, value in values.items()
     }

@@ -1,0 +1,163 @@
+"""Options of the next-word task: its data, vocabulary and model."""
+
+import dataclasses
+from typing import ClassVar
+
+from tasks import shared_options as shared
+from tasks.errors import OptionError
+from tasks.options import detail
+from tasks.options import option
+from tasks.options import Options
+from tasks.shared_options import Spent
+from tasks.shared_options import TaskOptions
+from tasks.shared_options import UNSEEN
+
+LSTM, TRANSFORMER = 'lstm', 'transformer'
+# Classes that a model predicts, see `classes`.
+ALL, VOCABULARY = 'all', 'vocabulary'
+OUTPUTS = (ALL, VOCABULARY)
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyOptions(Options):
+  """Options that choose the words of the vocabulary."""
+
+  title: ClassVar[str] = 'Task next_word'
+
+  vocabulary_size: int = option(
+    1000, 'V, how many words have a number of their own.', at_least=1
+  )
+  buckets: int = option(
+    500,
+    'How many numbers stand for all other words, each of which always has the '
+    'same.',
+    at_least=1,
+  )
+  vocabulary_noise: float | None = option(
+    None,
+    'Choose the vocabulary by how many users have a word, with noise of this '
+    'multiplier and a threshold, so that a private run can pay for it; by '
+    'default by exact counts.',
+    at_least=0,
+  )
+  vocabulary_delta: float = detail(
+    1e-7,
+    'With what probability a word that one user alone has may pass that '
+    'threshold; a part of --delta.',
+  )
+  words_per_user: int = detail(
+    100, 'For how many words a user counts there, at most.', at_least=1
+  )
+
+  def flag_prefix(self) -> str:
+    """Return the prefix of the flags."""
+    return 'next_word_'
+
+  def __post_init__(self) -> None:
+    """Raise an error for noise that would protect no one.
+
+    Raises:
+      OptionError: Names the flag and a remedy.
+    """
+    super().__post_init__()
+    if self.vocabulary_noise == 0.0:
+      raise OptionError(
+        '--next_word_vocabulary_noise=0: without noise the threshold protects '
+        'no one. Give more than 0, or leave the flag out.'
+      )
+    if not 0.0 < self.vocabulary_delta < 1.0:
+      raise OptionError(
+        f'--set=next_word_vocabulary_delta={self.vocabulary_delta}: give a '
+        'probability above 0 and below 1.'
+      )
+
+  @property
+  def is_private(self) -> bool:
+    """True if the words are chosen with noise."""
+    return self.vocabulary_noise is not None
+
+  @property
+  def spent(self) -> Spent:
+    """Privacy cost of the vocabulary in a private run."""
+    if self.vocabulary_noise is None:
+      return Spent()
+    return Spent((self.vocabulary_noise,), self.vocabulary_delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class NextWordSizes(Options):
+  """Architecture and sizes of the model."""
+
+  title: ClassVar[str] = 'Task next_word'
+
+  architecture: str = shared.model(LSTM, choices=(LSTM, TRANSFORMER))
+  embedding: int = option(
+    32,
+    "Length of a token's vector; of all vectors of a transformer.",
+    at_least=1,
+  )
+  lstm_units: int = shared.lstm_units(128)
+  projection: int = detail(
+    32, 'Length of what is made of them, on which the output rests.', at_least=1
+  )
+  layers: int = detail(2, 'Blocks of the transformer.', at_least=1)
+  heads: int = detail(
+    2, 'Heads of its attention; the embedding is a multiple.', at_least=1
+  )
+  hidden_units: int = detail(
+    128, 'Units of the hidden layer of a block.', at_least=1
+  )
+  output: str = detail(
+    ALL,
+    'Whether models predict all tokens, with buckets of unknown words, as the '
+    "paper's do; or words of the vocabulary and the end of a sentence alone.",
+    choices=OUTPUTS,
+  )
+
+  def flag_prefix(self) -> str:
+    """Return the prefix of the flags."""
+    return 'next_word_'
+
+  def __post_init__(self) -> None:
+    """Check that a model can have these sizes."""
+    super().__post_init__()
+    if self.architecture == TRANSFORMER and self.embedding % self.heads:
+      raise OptionError(
+        f'--set=next_word_heads={self.heads}: they cannot divide an '
+        f'embedding of {self.embedding} among them. Choose a divisor of it.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class NextWordOptions(TaskOptions):
+  """Options of the task."""
+
+  name: ClassVar[str] = 'next_word'
+  loader: ClassVar[str] = 'tasks.next_word.task:load'
+  title: ClassVar[str] = 'Task next_word'
+
+  corpus: str = shared.data_set('lean_chat')
+  protocol: str = shared.protocol(UNSEEN)
+  max_tokens: int = detail(
+    20, 'Tokens of a sentence; longer ones are cut.', at_least=1
+  )
+  min_sentences: int = shared.min_examples(2)
+  max_sentences: int | None = shared.max_examples(128)
+  max_users: int | None = shared.users(None)
+  validation_share: float = detail(
+    0.1,
+    "Share of the authors, or of each author's sentences, that choose the best "
+    'round.',
+  )
+  test_share: float = detail(0.2, 'The same, of those for tests.')
+  vocabulary: VocabularyOptions = VocabularyOptions()
+  sizes: NextWordSizes = NextWordSizes()
+
+  def flag_prefix(self) -> str:
+    """Return the prefix of the flags."""
+    return 'next_word_'
+
+  @property
+  def spent(self) -> Spent:
+    """Privacy cost of the vocabulary in a private run."""
+    return self.vocabulary.spent

@@ -1,0 +1,105 @@
+"""Options of the tasks whose users like one kind of examples."""
+
+import dataclasses
+from typing import ClassVar
+
+from tasks import shared_options as shared
+from tasks.errors import OptionError
+from tasks.options import detail
+from tasks.options import option
+from tasks.shared_options import TaskOptions
+
+BALANCED, IMBALANCED = 'balanced', 'imbalanced'
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceOptions(TaskOptions):
+  """Options of such a task; the defaults are the paper's."""
+
+  title: ClassVar[str] = 'Tasks mnist_preference and speech_preference'
+
+  shares: str = option(
+    BALANCED,
+    'How common each preference is among users.',
+    choices=(BALANCED, IMBALANCED),
+  )
+  num_users: int | None = shared.users(None)
+  repeat_images: bool = detail(
+    True,
+    'Whether users may share images or utterances; else fewer users have some '
+    'that no other user has.',
+  )
+  validation_users: int = option(
+    1_000, 'Users who choose the best round.', at_least=1
+  )
+  embedding_size: int = option(
+    0,
+    'Length of the personal embedding, at most the width of an image and the '
+    'height of a spectrogram; 0 for none, but for as much with FedEmbed.',
+    at_least=0,
+  )
+  local: str = detail(
+    '',
+    "What is the user's where a part of the model is, as a regular expression "
+    'over names of layers and variables; by default the personal embedding, or '
+    'the last layer where there is none.',
+  )
+  activation: str = detail(
+    '',
+    'Between the layers of the encoder; the paper prints none.',
+    choices=('', 'relu', 'elu', 'gelu', 'tanh'),
+  )
+  type_head: bool = option(
+    True,
+    "Whether FedEmbed's model learns from its type head; Figure 4 leaves it "
+    'out.',
+  )
+  embedding_spread: float = option(
+    1.0,
+    "Where the uniform distribution ends that FedEmbed's first embeddings and "
+    'prototypes are drawn from; it begins at 0.',
+  )
+  prototypical_share: float = option(
+    0.1,
+    "Which share of each sub-population's users are prototypical; one at "
+    'least.',
+    at_least=0,
+    at_most=1,
+  )
+
+  def flag_prefix(self) -> str:
+    """Return the prefix of the flags."""
+    return 'preference_'
+
+  def __post_init__(self) -> None:
+    """Check the spread."""
+    super().__post_init__()
+    if self.embedding_spread <= 0:
+      raise OptionError(
+        f'embedding_spread: {self.embedding_spread} is no width. Give a '
+        'positive number.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class MnistOptions(PreferenceOptions):
+  """Options of the task; the defaults are the paper's."""
+
+  name: ClassVar[str] = 'mnist_preference'
+  loader: ClassVar[str] = 'tasks.preference.mnist:load'
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeechOptions(PreferenceOptions):
+  """Options of the task; the defaults are the paper's."""
+
+  name: ClassVar[str] = 'speech_preference'
+  loader: ClassVar[str] = 'tasks.preference.speech:load'
+
+  num_voices: int = detail(
+    20,
+    'Voices that users choose among: those of all speakers, and others that '
+    'lie between two of them.',
+    flag='speech_voices',
+    at_least=3,
+  )

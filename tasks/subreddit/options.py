@@ -1,0 +1,167 @@
+"""Options of the tasks with documents by many authors."""
+
+import dataclasses
+from typing import ClassVar
+
+from tasks import shared_options as shared
+from tasks.errors import OptionError
+from tasks.options import detail
+from tasks.options import option
+from tasks.options import Options
+from tasks.shared_options import TaskOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentSizes(Options):
+  """Sizes of the model."""
+
+  char_embedding: int = detail(
+    16, 'Length of the vector of a character.', at_least=1
+  )
+  ngram_lengths: tuple[int, ...] = detail(
+    (),
+    'Characters are also embedded together with those before them, as n-grams '
+    'of these lengths, such as 3,4.',
+  )
+  ngram_buckets: int = detail(
+    8192, 'Rows of the table of n-grams of each length.', at_least=2
+  )
+  places_per_step: int = detail(
+    1,
+    'How many characters, by their maximum, are one step of the LSTM.',
+    at_least=1,
+  )
+  lstm_units: int = shared.lstm_units(32)
+  mlp_units: tuple[int, ...] = detail(
+    (64,), 'Units of the hidden layers of the MLP, such as 64,32.'
+  )
+  user_embedding: int = detail(
+    32,
+    "Length of a user's vector; by default the paper's, 32, and 4 for the task "
+    'sticker.',
+    at_least=1,
+    differs_by_task=True,
+  )
+  learned_default: bool = detail(
+    False, 'Users begin with a vector that all learn together.'
+  )
+  control_points: int = option(
+    0,
+    "Vectors that are added to a user's, each around its time in the user's "
+    'history, so that users may change: 0, or 2 and more.',
+    at_least=0,
+  )
+  place_dropout: float = detail(
+    0.0,
+    'Share of the places of a text that are dropped in training.',
+    at_least=0,
+  )
+  dropout: float = detail(
+    0.0,
+    'Share of what is said of a text that is dropped in training.',
+    at_least=0,
+  )
+  mean_of_places: bool = detail(
+    False, 'The mean of all that is embedded is among what is said of a text.'
+  )
+  unknown_users: float = option(
+    0.0,
+    "Share of the documents that are trained on without the user's vector.",
+    at_least=0,
+  )
+
+  def __post_init__(self) -> None:
+    """Check that a model can have these sizes."""
+    super().__post_init__()
+    for name in ('mlp_units', 'ngram_lengths'):
+      if min(getattr(self, name), default=1) < 1:
+        raise OptionError(f'{name}: give whole numbers of at least 1.')
+    if self.control_points == 1:
+      raise OptionError(
+        f'control_points: {self.control_points} cannot say how a user changes '
+        'between a beginning and an end. Give 0, or at least 2.'
+      )
+    for name in ('place_dropout', 'dropout', 'unknown_users'):
+      share = getattr(self, name)
+      if not 0 <= share < 1:
+        raise OptionError(
+          f'{name}: {share} is no share below 1. Give 0 or more, and less than '
+          '1.'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentOptions(TaskOptions):
+  """Options of a document task; the filters of authors are the paper's."""
+
+  title: ClassVar[str] = 'Tasks subreddit and sticker'
+
+  num_subreddits: int = detail(
+    256, 'How many subreddits are classes, the largest ones.', at_least=1
+  )
+  min_documents: int = shared.min_examples(150)
+  max_documents: int | None = option(
+    500,
+    'Authors with more documents are left out; 0 for no limit.',
+    at_least=1,
+    for_none=0,
+  )
+  max_chars: int = detail(280, 'Documents are cut to this length.', at_least=1)
+  vocabulary_size: int = detail(
+    128,
+    'Characters that are told apart, with padding and unknown ones.',
+    at_least=3,
+  )
+  documents_by_time: bool = option(
+    False, 'Measure authors on their latest documents, not on random ones.'
+  )
+  held_out_share: float = option(
+    0.0,
+    'Share of the authors who take no part in training.',
+    at_least=0,
+    at_most=1,
+  )
+  num_support: int = detail(
+    10, 'Documents that an author held out learns from.', at_least=0
+  )
+  num_reserved: int = detail(
+    40,
+    'An author held out is measured on what comes after so many documents.',
+    at_least=0,
+  )
+  sizes: DocumentSizes = DocumentSizes()
+
+  def __post_init__(self) -> None:
+    """Check the numbers against each other."""
+    super().__post_init__()
+    if self.num_reserved < self.num_support:
+      raise OptionError(
+        f'num_reserved: new authors learn from {self.num_support} documents, '
+        f'so that only those after these can be measured. Reserve at least '
+        f'{self.num_support}.'
+      )
+    if self.max_documents is not None and (
+      self.max_documents < self.min_documents
+    ):
+      raise OptionError(
+        f'max_documents: no author has at most {self.max_documents} documents '
+        f'and at least {self.min_documents}. Raise it, or lower min_documents.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class SubredditOptions(DocumentOptions):
+  """Options of the task of comments."""
+
+  name: ClassVar[str] = 'subreddit'
+  loader: ClassVar[str] = 'tasks.subreddit.task:load'
+
+
+@dataclasses.dataclass(frozen=True)
+class StickerOptions(DocumentOptions):
+  """Options of the task of messages."""
+
+  name: ClassVar[str] = 'sticker'
+  loader: ClassVar[str] = 'tasks.subreddit.task:load_sticker'
+
+  sizes: DocumentSizes = DocumentSizes(user_embedding=4)

@@ -1,0 +1,78 @@
+"""Options of the user models of HPFL."""
+
+import dataclasses
+from typing import ClassVar
+
+from tasks import shared_options as shared
+from tasks.options import detail
+from tasks.options import option
+from tasks.shared_options import TaskOptions
+from tasks.task import OWN
+
+PUBLIC = 'public'
+ITEMS = (OWN, PUBLIC)
+GUM, NCD, NCF, BIAS = 'gum', 'ncd', 'ncf', 'bias'
+MODELS = (GUM, NCD, NCF, BIAS)
+
+
+@dataclasses.dataclass(frozen=True)
+class UserModelingOptions(TaskOptions):
+  """Options of such a task; the defaults are the paper's."""
+
+  title: ClassVar[str] = 'Tasks assist and movielens_hpfl'
+
+  model: str = shared.model(GUM, choices=MODELS)
+  biases: bool = shared.biases(False)
+  biases_in_attributes: bool = detail(
+    False, 'With biases, also add those of each user in each attribute.'
+  )
+  items: str = option(
+    OWN,
+    "Whether items are each client's own, or public: one table of all items, "
+    'whose rows clients share by the ids of items.',
+    choices=ITEMS,
+  )
+  linear: bool = detail(
+    False,
+    'Predict the score itself, around the middle of the scale, which it may '
+    'leave; otherwise a sigmoid keeps predictions within the scale.',
+  )
+  width: int = detail(
+    5, 'N of the paper: length of the knowledge vectors.', at_least=1
+  )
+  test_share: float = detail(
+    0.2,
+    "Share of each user's items whose records are for tests.",
+    at_least=0,
+    at_most=1,
+  )
+  validation_share: float = detail(
+    0.1,
+    'Share of the others whose records choose the best round and tell clients '
+    'how accurate they are.',
+    at_least=0,
+    at_most=1,
+  )
+  repeat: int = option(
+    0, 'Which of the random divisions of the records; the paper has five.'
+  )
+
+  def flag_prefix(self) -> str:
+    """Return the prefix of the flags."""
+    return 'user_model_'
+
+
+@dataclasses.dataclass(frozen=True)
+class AssistOptions(UserModelingOptions):
+  """Options of ASSISTments; the defaults are the paper's."""
+
+  name: ClassVar[str] = 'assist'
+  loader: ClassVar[str] = 'tasks.user_modeling.task:load_assist'
+
+
+@dataclasses.dataclass(frozen=True)
+class MovielensOptions(UserModelingOptions):
+  """Options of MovieLens; the defaults are the paper's."""
+
+  name: ClassVar[str] = 'movielens_hpfl'
+  loader: ClassVar[str] = 'tasks.user_modeling.task:load_movielens'
