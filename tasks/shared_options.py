@@ -66,6 +66,11 @@ num_factors = _shared(
 biases = _shared(
   'biases', 'Give items and users biases; in GUM also attributes, and a mean.'
 )
+item_attributes = _shared(
+  'item_attributes',
+  'fed_als_private: take genres and years of items, which are public, into '
+  'their vectors.',
+)
 centred = _shared('centred', 'Predict around the mean training rating.')
 public_mean = _shared(
   'public_mean', 'Predict around this number, which is known without the data.'

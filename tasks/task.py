@@ -288,6 +288,10 @@ class Task(abc.ABC):
     """Return items' attributes and the weights that belong to each, if any."""
     return None
 
+  def item_columns(self) -> np.ndarray | None:
+    """Return public numbers of each item, `[items, width]`, if any."""
+    return None
+
   def measure_models(self, models: Iterable[OwnModel]) -> dict[str, float]:
     """Evaluate clients' own models by metrics that need all of them.
 

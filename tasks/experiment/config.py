@@ -177,6 +177,13 @@ class Config(Options):
         'a run that is not private and counts no epsilon. Give '
         '--target_epsilon or --noise_multiplier, or choose no noise.'
       )
+    if (
+      getattr(self.task, 'item_attributes', False)
+      and self.algorithm != 'fed_als_private'
+    ):
+      raise OptionError(
+        '--item_attributes: only fed_als_private reads it. Leave it out.'
+      )
     for choice in self._unread():
       raise OptionError(
         f'{choice.argument}={choice.value}: the algorithm {self.algorithm} '

@@ -49,6 +49,8 @@ class Ratings:
       user_id: the columns user_id, gender, age, occupation and zip. None if the
       data set has none.
     scale: The lowest and the highest possible rating.
+    item_attributes: float64 `[num_items, width]`, the genres and the year of
+      each item, about from 0 to 1. None if they are not known.
   """
 
   name: str
@@ -57,6 +59,7 @@ class Ratings:
   original_item_ids: np.ndarray
   users: pd.DataFrame | None
   scale: tuple[float, float]
+  item_attributes: np.ndarray | None = None
 
   @property
   def num_items(self) -> int:
@@ -81,7 +84,12 @@ def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
     raters = table['user_id'].drop_duplicates().to_numpy()
     _check_described(raters, users['user_id'], 'user', layout.users.name, place)
   name = layout.name or name or place.resolve().name
-  return assemble(name, table, titles, users, layout.scale)
+  ratings = assemble(name, table, titles, users, layout.scale)
+  attributes = movielens_files.read_attributes(place, layout)
+  return dataclasses.replace(
+    ratings,
+    item_attributes=attributes.loc[ratings.original_item_ids].to_numpy(),
+  )
 
 
 def download(

@@ -32,6 +32,7 @@ class FactorizationOptions(TaskOptions):
 
   # An option of MovieLens alone.
   min_examples: ClassVar[int] = 1
+  item_attributes: ClassVar[bool] = False
 
   def __post_init__(self) -> None:
     """Check that at most one mean is set."""
@@ -63,6 +64,7 @@ class MovieLensOptions(FactorizationOptions):
 
   data_set: str = shared.data_set('')
   min_examples: int = shared.min_examples(1)  # type: ignore[misc]
+  item_attributes: bool = shared.item_attributes(False)  # type: ignore[misc]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,9 +129,10 @@ class MovieLens(MeasuredByProtocol):
       mean = float(self._frames[TRAIN]['rating'].mean())
     scale = self.ratings.scale if options.clip_predictions else None
     if user == POSTERIOR:
+      columns = self.item_columns()
       return rating_posteriors.build_model(
         self.ratings.num_items,
-        options.num_factors,
+        options.num_factors + (0 if columns is None else columns.shape[1]),
         mean=mean,
         unit=self._unit,
         metrics=lambda: [
@@ -157,6 +158,21 @@ class MovieLens(MeasuredByProtocol):
       metrics=self._metrics(scale),
       seed=self._seed,
     )
+
+  def item_columns(self) -> np.ndarray | None:
+    """Return genres and years of items, if they were asked for.
+
+    Raises:
+      OptionError: If they are not known.
+    """
+    if not self._options.item_attributes:
+      return None
+    if self.ratings.item_attributes is None:
+      raise OptionError(
+        f'--item_attributes: {self.ratings.name} does not tell genres and '
+        'years of its items. Leave it out.'
+      )
+    return self.ratings.item_attributes
 
   @property
   def _unit(self) -> float:

@@ -14,6 +14,8 @@ from tff_partial import algorithms
 from tff_partial import assignments
 from tff_partial import layers
 from tff_partial.algorithms import hpfl
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy_plans
 from tff_partial.dp.local_noise import LaplaceNoise
 
 _BUILDERS = dict.fromkeys(  # Some have several names.
@@ -108,8 +110,17 @@ def known() -> dict[str, Any]:
       prototypes='prototypes/vectors',
     ),
     'parts': planted.HEADS,
+    'plan': privacy_plans.plan(
+      clipping.FixedClip(1.0),
+      noise_multiplier=1.0,
+      delta=1e-5,
+      population=100,
+      clients_per_round=100,
+      rounds=3,
+    ),
     'sgd': tff_partial.sgd,
     'templates': tff_partial.templates,
+    'tff_partial': tff_partial,
     'tokens': tff_partial.from_keras(_tokens, loss=_LOSS),
     'whole': tff_partial.from_keras(_classifier, loss=_LOSS),
   }

@@ -46,6 +46,7 @@ FLOORS = {
     'solvers.*',
     'sparse.*',
     'templates.implicit_factors',
+    'templates.private_items',
     'templates.rating_posteriors',
     'templates.server_optimizers',
     'terms',

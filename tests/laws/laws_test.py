@@ -23,6 +23,8 @@ from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
 from tff_partial.data import splits
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy
 from tff_partial.model import first_values
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -147,6 +149,21 @@ ROWS = [
     personal=True,
     exact=False,
     template='implicit',
+  ),
+  Row(
+    'fed_als_private',
+    {
+      'aggregation': Aggregation(
+        aggregator=privacy.private_mean(
+          clipping.FixedClip(1.0), noise_multiplier=0.0, clients_per_round=12
+        )
+      )
+    },
+    algorithms.build_fed_als_eval,
+    local=True,
+    personal=True,
+    exact=False,
+    template='posterior',
   ),
   _partly_local(
     'fed_recon, joint',

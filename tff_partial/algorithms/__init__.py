@@ -6,6 +6,7 @@ from tff_partial.algorithms.ditto import build_ditto
 from tff_partial.algorithms.ditto import build_ditto_eval
 from tff_partial.algorithms.fed_als import build_fed_als
 from tff_partial.algorithms.fed_als import build_fed_als_eval
+from tff_partial.algorithms.fed_als_private import build_fed_als_private
 from tff_partial.algorithms.fed_alt import build_fed_alt
 from tff_partial.algorithms.fed_alt import build_fed_alt_eval
 from tff_partial.algorithms.fed_avg import build_fed_avg

@@ -135,24 +135,11 @@ def build_fed_als_eval(
   )
 
 
-def _moments(client: ClientContext) -> tuple[tf.Tensor, tf.Tensor]:
-  """Return the mean and the covariance of a client's posterior."""
-  spread = client.weight(LOCAL, posteriors.SPREAD)
-  return client.weight(LOCAL, posteriors.USER), client.weight(
-    GLOBAL, posteriors.NOISE
-  ) * spread
-
-
-def _weights_of(client: ClientContext) -> tf.Tensor:
-  """Return the weights of a client's examples, zero for padding."""
-  return tf.where(client.is_real, client.examples['weight'], 0.0)
-
-
 def _user_sums(client: ClientContext) -> Any:
   """Return what priors and the noise are estimated from."""
-  mean, covariance = _moments(client)
+  mean, covariance = posteriors.moments(client)
   predictions = client.predict()
-  weight = _weights_of(client)
+  weight = posteriors.weights_of(client)
   unit = client.weight(GLOBAL, posteriors.UNIT)
   errors = tf.square(client.examples['y'] - predictions[posteriors.RATING])
   errors = (errors + predictions[posteriors.VARIANCE]) / tf.square(unit)
@@ -170,7 +157,7 @@ def _user_sums(client: ClientContext) -> Any:
 
 def _item_sums(client: ClientContext, packing: posteriors.Packing) -> Any:
   """Return a row for each rating: the normal equations of its item."""
-  mean, covariance = _moments(client)
+  mean, covariance = posteriors.moments(client)
   second = mean[:, None] * mean + covariance
   one = posteriors.with_one(mean)
   # E[(1, u)(1, u)'] and E[(1, u) b].
@@ -181,7 +168,7 @@ def _item_sums(client: ClientContext, packing: posteriors.Packing) -> Any:
   labels = client.examples['y'] - client.weight(GLOBAL, posteriors.MEAN)
   labels /= client.weight(GLOBAL, posteriors.UNIT)
   right = labels[:, None] * one - by_bias
-  weight = _weights_of(client)
+  weight = posteriors.weights_of(client)
   rows = tf.concat(
     [tf.ones_like(labels)[:, None] * packing.pack(square), right], 1
   )

@@ -6,6 +6,7 @@ __all__ = [
   'assigned_training',
   'implicit_factors',
   'partial_training',
+  'private_items',
   'ranking',
   'rating_posteriors',
   'server_optimizers',

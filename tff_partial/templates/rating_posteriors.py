@@ -314,6 +314,25 @@ def _item_uncertainty(client: ClientContext) -> tf.Tensor:
   return square / tf.maximum(number, 1.0)
 
 
+def moments(client: ClientContext) -> tuple[tf.Tensor, tf.Tensor]:
+  """Return the mean and the covariance of a client's posterior.
+
+  Args:
+    client: The client, after `posterior_phase`.
+  """
+  spread = client.weight(LOCAL, SPREAD)
+  return client.weight(LOCAL, USER), client.weight(GLOBAL, NOISE) * spread
+
+
+def weights_of(client: ClientContext) -> tf.Tensor:
+  """Return the weights of a client's examples, zero for padding.
+
+  Args:
+    client: The client.
+  """
+  return tf.where(client.is_real, client.examples['weight'], 0.0)
+
+
 def check_model(model: models.PartialModel) -> None:
   """Refuse a model without posteriors.
 

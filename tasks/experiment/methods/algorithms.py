@@ -57,8 +57,18 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     ),
     always_personalises=True,
     counts_clients=True,
-    why_not_private='its sums over clients get no noise. Use fed_recon for a '
-    'private run.',
+    why_not_private='its sums over clients get no noise. Use fed_als_private, '
+    'or fed_recon.',
+    ignores=(*building.JOINING, *building.TRAINING),
+  ),
+  'fed_als_private': building.Algorithm(
+    building.fed_als_private,
+    building.fed_als_eval,
+    user=tasks_lib.POSTERIOR,
+    personal=lambda local: (
+      tff_partial.templates.rating_posteriors.posterior_phase()
+    ),
+    always_personalises=True,
     ignores=(*building.JOINING, *building.TRAINING),
   ),
   'fed_ials': building.Algorithm(

@@ -170,6 +170,21 @@ def fed_als(
   return tff_partial.algorithms.build_fed_als(model, memory=max(missing, 0.0))
 
 
+def fed_als_private(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  if run.ledger is None:
+    raise OptionError(
+      '--algorithm=fed_als_private: it shrinks by the noise of a private run. '
+      'Give --target_epsilon and --clip=1, or use fed_als.'
+    )
+  return tff_partial.algorithms.build_fed_als_private(
+    model,
+    aggregation=run.aggregation(),
+    attributes=run.task.item_columns(),
+  )
+
+
 def fed_als_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
