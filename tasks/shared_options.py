@@ -68,8 +68,8 @@ biases = _shared(
 )
 item_attributes = _shared(
   'item_attributes',
-  'fed_als_private: take genres and years of items, which are public, into '
-  'their vectors.',
+  'fed_als_private: take genres of items, which are public, into their '
+  'vectors.',
 )
 centred = _shared('centred', 'Predict around the mean training rating.')
 public_mean = _shared(

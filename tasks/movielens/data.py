@@ -49,8 +49,8 @@ class Ratings:
       user_id: the columns user_id, gender, age, occupation and zip. None if the
       data set has none.
     scale: The lowest and the highest possible rating.
-    item_attributes: float64 `[num_items, width]`, the genres and the year of
-      each item, about from 0 to 1. None if they are not known.
+    item_attributes: float64 `[num_items, width]`, the genres of each item,
+      from 0 to 1. None if they are not known.
   """
 
   name: str

@@ -229,12 +229,11 @@ def read_titles(folder: pathlib.Path, layout: Layout) -> dict[int, str]:
 
 
 def read_attributes(folder: pathlib.Path, layout: Layout) -> pd.DataFrame:
-  """Read the genres and years of all items.
+  """Read the genres of all items.
 
   Returns:
     A row for each id of the file. A genre's column has one over the root of the
-    item's number of genres, or 0; the last column has the year in the title,
-    less 1975 and in centuries, 0 if there is none.
+    item's number of genres, or 0.
   """
   items = layout.items.read(folder).set_index('item_id')
   if 'genres' in items:
@@ -242,9 +241,7 @@ def read_attributes(folder: pathlib.Path, layout: Layout) -> pd.DataFrame:
   else:
     genres = items[list(GENRES)]
   genres = genres.astype(float)
-  genres = genres.div(genres.sum(axis=1).clip(lower=1.0) ** 0.5, axis=0)
-  year = items['title'].str.extract(r'\((\d{4})\)\s*$')[0].astype(float)
-  return genres.assign(year=((year - 1975.0) / 100.0).fillna(0.0))
+  return genres.div(genres.sum(axis=1).clip(lower=1.0) ** 0.5, axis=0)
 
 
 def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:

@@ -160,7 +160,7 @@ class MovieLens(MeasuredByProtocol):
     )
 
   def item_columns(self) -> np.ndarray | None:
-    """Return genres and years of items, if they were asked for.
+    """Return genres of items, if they were asked for.
 
     Raises:
       OptionError: If they are not known.
@@ -169,8 +169,8 @@ class MovieLens(MeasuredByProtocol):
       return None
     if self.ratings.item_attributes is None:
       raise OptionError(
-        f'--item_attributes: {self.ratings.name} does not tell genres and '
-        'years of its items. Leave it out.'
+        f'--item_attributes: {self.ratings.name} does not tell the genres '
+        'of its items. Leave it out.'
       )
     return self.ratings.item_attributes
 

@@ -83,7 +83,7 @@ def build_fed_als_private(
   posteriors.check_model(model)
   mechanism = getattr(aggregation.aggregator, 'mechanism', None)
   clip = getattr(mechanism, 'clipping', None)
-  if not isinstance(clip, clipping.FixedClip):
+  if mechanism is None or not isinstance(clip, clipping.FixedClip):
     raise PrivacyError(
       'build_fed_als_private: expected the mean of a plan with a fixed clip, '
       f'found {aggregation.aggregator}. Pass the aggregator plan.mean(), and '
