@@ -15,6 +15,10 @@ import tensorflow as tf
 _portable: contextvars.ContextVar[bool] = contextvars.ContextVar(
   'portable', default=False
 )
+# Systems of at most so many unknowns are eliminated row by row, which XLA
+# compiles; larger ones by TensorFlow's own operation, which is much faster
+# there, and which XLA refuses.
+_SMALL = 32
 # Relative size of the residual at which conjugate gradients stop.
 _TOLERANCE = 1e-6
 # Conjugate gradients end after as many steps as unknowns, but for rounding.
@@ -39,16 +43,29 @@ def dtype() -> tf.DType:
 def solve(matrix: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
   """Solve a system for one or more right-hand sides.
 
-  By Gauss-Jordan elimination, which needs no pivots for such a matrix. Unlike
-  the operation for Cholesky's method, it runs everywhere, and returns NaN
-  instead of ending the round if a client's numbers are not finite.
-
   Args:
     matrix: Symmetric and positive definite, `[size, size]`.
     right: `[size, number]`.
 
   Returns:
-    `[size, number]`.
+    `[size, number]`; NaN if the matrix is not finite.
+  """
+  if _portable.get() or matrix.shape[0] <= _SMALL:
+    return _eliminated(matrix, right)
+  is_finite = tf.reduce_all(tf.math.is_finite(matrix))
+  unit = tf.eye(tf.shape(matrix)[0], dtype=matrix.dtype)
+  found = tf.linalg.solve(tf.where(is_finite, matrix, unit), right)
+  return tf.where(is_finite, found, tf.constant(float('nan'), found.dtype))
+
+
+def _eliminated(matrix: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+  """Solve a system by Gauss-Jordan elimination, which runs everywhere.
+
+  Such a matrix needs no pivots. Numbers that are not finite end in NaN.
+
+  Args:
+    matrix: As for `solve`.
+    right: As for `solve`.
   """
   size = matrix.shape[0]
 

@@ -1,0 +1,33 @@
+"""Systems of any size are NumPy's; what is not finite ends no round."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_partial.solvers import linear_systems
+
+
+@pytest.mark.parametrize('size', [1, 7, 32, 33, 80])
+def test_solutions_are_those_of_numpy(size) -> None:
+  draw = np.random.default_rng(size)
+  root = draw.normal(size=[size, 2 * size])
+  matrix, right = root @ root.T, draw.normal(size=[size, 2])
+  found = linear_systems.solve(tf.constant(matrix), tf.constant(right))
+  np.testing.assert_allclose(found, np.linalg.solve(matrix, right), rtol=1e-9)
+  with linear_systems.for_devices():
+    small = [tf.constant(values, tf.float32) for values in (matrix, right)]
+    found = linear_systems.solve(*small)
+  np.testing.assert_allclose(
+    found, np.linalg.solve(matrix, right), rtol=1e-2, atol=1e-4
+  )
+
+
+@pytest.mark.parametrize('size', [5, 40])
+@pytest.mark.parametrize('wrong', [float('nan'), float('inf')])
+def test_what_is_not_finite_ends_in_nan(size, wrong) -> None:
+  matrix = np.eye(size)
+  matrix[1, 1] = wrong
+  found = linear_systems.solve(
+    tf.constant(matrix), tf.ones([size, 1], tf.float64)
+  )
+  assert np.isnan(found[1])
