@@ -51,7 +51,9 @@ def solved(
   )
   batch, is_real = batches.at(tf.constant(0))
   flat = affine.Flat(mine)
-  prior = _prior(settings, mine, context)
+  prior = _prior(
+    settings, mine, context._replace(batch=Batch.of(batch, is_real, None))
+  )
 
   def predict(vector: tf.Tensor) -> tuple[Any, Any]:
     return model.predict(

@@ -55,19 +55,21 @@ def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
     )
 
   specs = (
-    *(model.example_spec['y'], model.prediction_spec),
+    *(model.example_spec['y'], model.prediction_spec, model.replaced_spec),
     *(model.example_spec['weight'], tf.TensorSpec([], tf.bool)),
   )
   with tf.__internal__.FuncGraph('batch').as_default() as graph:
-    labels, predictions, weight, is_real = tf.nest.map_structure(
+    labels, predictions, measured, weight, is_real = tf.nest.map_structure(
       lambda spec: tracing.placeholder(spec, _BATCH), specs
     )
     if mask is not None:
       predictions._keras_mask = tracing.placeholder(mask, _BATCH)
+    if model.replaced_spec is model.prediction_spec:
+      measured = predictions
     try:
       model.loss(labels, predictions, weight, is_real, of=of)
       model.metrics.update(
-        model.metrics.initial_state(), labels, predictions, weight
+        model.metrics.initial_state(), labels, measured, weight
       )
     except ModelError:
       raise

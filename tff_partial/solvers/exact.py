@@ -51,7 +51,8 @@ class Exact:
   Attributes:
     ridge: Weight of the squared distance to the prior mean, which is zero for
       LOCAL weights, and the received GLOBAL weights for PERSONAL ones.
-    prior: Computes another prior at the client; `ridge` is then not used.
+    prior: Computes another prior at the client, whose batch has all examples of
+      the phase; `ridge` is then not used.
     covariance: Name of a LOCAL variable `[weights, weights]`, which receives
       the inverse of half the Hessian at the minimum. For squared error, times
       the noise variance, this is the covariance of the weights' posterior.

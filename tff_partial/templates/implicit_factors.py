@@ -20,6 +20,7 @@ from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.solvers.exact import Exact
+from tff_partial.solvers.exact import Prior
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
@@ -172,22 +173,20 @@ def user_phase(
     on: The interactions that it knows.
   """
 
-  def unobserved(client: ClientContext) -> tf.Tensor:
-    """Return the loss over all others, and the penalty, by interaction."""
-    batch, user = batch_of(client), client.weight(LOCAL, USER)
-    weight = tf.where(batch.is_real, batch.weight, 0.0)
-    number = tf.reduce_sum(tf.cast(batch.is_real, tf.float32))
-    of_all = tf.linalg.matvec(client.weight(GLOBAL, GRAM), user)
-    found = tf.reduce_sum(user * of_all)
-    found -= tf.reduce_sum(weight * tf.square(batch.predictions))
-    found *= weighting.unobserved
-    penalty = weighting.penalty(tf.reduce_sum(weight), num_items)
-    found += penalty * tf.reduce_sum(tf.square(user))
-    return found / tf.maximum(number, 1.0)
+  def prior(client: ClientContext) -> Prior:
+    """Return the loss of all items as if none was observed, and the penalty."""
+    batch, gram = batch_of(client), client.weight(GLOBAL, GRAM)
+    number = tf.reduce_sum(tf.where(batch.is_real, batch.weight, 0.0))
+    penalty = weighting.penalty(number, num_items)
+    return Prior(
+      None, weighting.unobserved * gram + penalty * tf.eye(gram.shape[0])
+    )
+
+  def observed(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+    """Return `(y - s)^2 - w s^2` but for a constant, as one square."""
+    share = 1.0 - weighting.unobserved
+    return share * tf.square(labels / share - scores)
 
   return Phase(
-    train=(LOCAL,),
-    on=on,
-    optimizer=Exact(ridge=1e-6),
-    terms=(unobserved,),
+    train=(LOCAL,), on=on, optimizer=Exact(prior=prior), loss=observed
   )
