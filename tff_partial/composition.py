@@ -24,12 +24,8 @@ from tff_partial.client_statistics import Statistic
 from tff_partial.exchange import messages
 from tff_partial.exchange import rounds
 from tff_partial.exchange import server_update
-from tff_partial.exchange.composition_checks import check_joining
-from tff_partial.exchange.composition_checks import check_members
-from tff_partial.exchange.composition_checks import check_privacy
-from tff_partial.exchange.composition_checks import check_settling
-from tff_partial.exchange.composition_checks import check_statistics
-from tff_partial.exchange.composition_checks import check_tiers
+from tff_partial.exchange.composition_checks import check_parts
+from tff_partial.exchange.composition_checks import check_work
 from tff_partial.exchange.composition_checks import mechanism
 from tff_partial.exchange.composition_checks import mechanisms_of
 from tff_partial.exchange.messages import ClientWeightFn
@@ -110,21 +106,14 @@ def compose(
   weighting = aggregation.client_weighting or ClientWeighting.NUM_EXAMPLES
   postprocess_update = aggregation.postprocess_update
   server_optimizer = server_optimizer or phases.sgd(1.0)
-  check_joining(aggregator, server_optimizer)
   if aggregation.mean_of_members:
     statistics = [MEMBERS, *statistics]
-  check_statistics(statistics, postprocess_update)
-  check_privacy(aggregator, postprocess_update, weighting, statistics)
+  check_parts(
+    aggregator, server_optimizer, weighting, postprocess_update, statistics
+  )
   client = client_work.ClientWork(model, client_state, work, 'round')
-  if aggregation.mean_of_members:
-    check_members(aggregator, client)
-  sent_tiers = [
-    tier
-    for tier in client.specs[0]
-    if any(tier in phase.train for phase in phases.all_phases(client.work))
-  ]
-  check_tiers(client)
-  check_settling(client, statistics)
+  check_work(client, aggregator, statistics)
+  sent_tiers = _sent_tiers(client)
   by_rows = postprocess_update is None and isinstance(
     aggregator, aggregators.RowAggregationFactory
   )
@@ -195,6 +184,12 @@ def _process(
     server_state=server_state,
     rows_of=rows_of,
   )
+
+
+def _sent_tiers(client: client_work.ClientWork) -> list[str]:
+  """Return the tiers at the server that clients train."""
+  trained = {t for p in phases.all_phases(client.work) for t in p.train}
+  return [tier for tier in client.specs[0] if tier in trained]
 
 
 def _specs_of_sent(

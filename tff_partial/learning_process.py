@@ -289,6 +289,16 @@ def _evaluation_state(weights: Any, number: Any, pooled: Any) -> Any:
   )
 
 
+def _evaluation_metrics(current: Any, total: Any) -> Any:
+  """Return metrics where TFF's programs expect them."""
+  measured = collections.OrderedDict(
+    current_round_metrics=current, total_rounds_metrics=total
+  )
+  return collections.OrderedDict(
+    client_work=collections.OrderedDict(eval=measured)
+  )
+
+
 def as_evaluation_process(
   evaluation: evaluation_lib.Evaluation,
   element_spec: Any = None,
@@ -311,9 +321,8 @@ def as_evaluation_process(
     seed: The run's seed, which determines clients' random draws.
 
   Raises:
-    CompositionError: If clients have state, which sequences do not contain.
-    CompositionError: If clients read the server's state.
-    CompositionError: If batches lack a field, or have one of another type.
+    CompositionError: If clients remember something or read the server's state,
+      or batches lack a field or have one of another type.
   """
   _check_sequences(evaluation)
   pack = _packing(evaluation.example_spec, element_spec, seed)
@@ -356,13 +365,7 @@ def as_evaluation_process(
       ),
     )
     pooled = pool.next(state.client_work['metrics'], states)
-    current, total = pooled.result
-    measured = collections.OrderedDict(
-      current_round_metrics=current, total_rounds_metrics=total
-    )
-    metrics = collections.OrderedDict(
-      client_work=collections.OrderedDict(eval=measured)
-    )
+    metrics = _evaluation_metrics(*pooled.result)
     number = tff.federated_map(count_round, number)
     return templates.LearningProcessOutput(
       _evaluation_state(weights, number, pooled.state),

@@ -128,8 +128,7 @@ def build_hpfl(
     join: How sums of public rows and of accuracies are aggregated; WITH_UPDATE
       clips and noises them by `aggregation`. Use the same for
       `drafts.Sums`.
-    aggregation: How the server aggregates what is joined with the update, of
-      clients with equal weights.
+    aggregation: How the server aggregates what is joined with the update.
 
   Example:
     >>> process = algorithms.build_hpfl(
@@ -137,20 +136,18 @@ def build_hpfl(
     ... )
 
   Raises:
-    CompositionError, PhaseError: If the arguments do not fit together.
-    SettingError: If a variable has no row for each attribute, or is not a local
-      table.
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
+      together.
   """
-  _check(model, attributes, tables if drafts else ())
+  tables = tables if drafts else ()
+  _check(model, attributes, tables)
   train_on, measure_on = split or splits.by_mark('is_validation')
   shared = [
     name
     for name in model.specs(GLOBAL)
     if public and (average_others or name in attributes.rows)
   ]
-  sharing = _Sharing(
-    attributes, shared, tables if drafts else (), by_nearness, join
-  )
+  sharing = _Sharing(attributes, shared, tables, by_nearness, join)
   statistics = [*sharing.statistics(threshold)] if shared else []
   if drafts:
     statistics += [drafts.statistic(model, table) for table in tables]

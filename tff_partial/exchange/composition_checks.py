@@ -13,6 +13,7 @@ from tff_partial.arguments import optimizers
 from tff_partial.client import client_work
 from tff_partial.client.client_work import CompositionError
 from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import MEMBERS
 from tff_partial.client_statistics import Statistic
 from tff_partial.dp import mechanisms
 from tff_partial.exchange.messages import ClientWeightFn
@@ -20,13 +21,21 @@ from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.exchange.messages import PostprocessUpdate
 
 
-def check_joining(aggregator: Any, server_optimizer: Any) -> None:
-  """Check that the aggregator is a factory and the optimizer one of TFF's.
+def check_parts(
+  aggregator: Any,
+  server_optimizer: Any,
+  client_weighting: ClientWeighting | ClientWeightFn,
+  postprocess_update: PostprocessUpdate | None,
+  statistics: Sequence[Statistic],
+) -> None:
+  """Check what does not depend on the clients' work; see `compose`."""
+  _check_joining(aggregator, server_optimizer)
+  _check_statistics(statistics, postprocess_update)
+  _check_privacy(aggregator, postprocess_update, client_weighting, statistics)
 
-  Args:
-    aggregator: Aggregates updates.
-    server_optimizer: Applies the aggregated update.
-  """
+
+def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
+  """Check that the aggregator is a factory and the optimizer one of TFF's."""
   if not isinstance(
     aggregator,
     (
@@ -44,15 +53,10 @@ def check_joining(aggregator: Any, server_optimizer: Any) -> None:
     )
 
 
-def check_statistics(
+def _check_statistics(
   statistics: Sequence[Statistic], postprocess_update: PostprocessUpdate | None
 ) -> None:
-  """Check names of statistics, and how they are joined and settled.
-
-  Args:
-    statistics: What clients send besides their update.
-    postprocess_update: Transforms the update before it is sent, or None.
-  """
+  """Check names of statistics, and how they are joined and settled."""
   names = [statistic.name for statistic in statistics]
   taken = set(tiers.TIERS)
   for statistic in statistics:
@@ -79,7 +83,7 @@ def check_statistics(
       )
 
 
-def check_privacy(
+def _check_privacy(
   aggregator: aggregators.Factory,
   postprocess_update: PostprocessUpdate | None,
   client_weighting: ClientWeighting | ClientWeightFn,
@@ -139,15 +143,22 @@ def mechanism(
   return None
 
 
-def check_settling(
+def check_work(
+  client: client_work.ClientWork,
+  aggregator: aggregators.Factory,
+  statistics: Sequence[Statistic],
+) -> None:
+  """Check that the clients' work fits the other parts; see `compose`."""
+  if MEMBERS in statistics:
+    _check_members(aggregator, client)
+  _check_tiers(client)
+  _check_settling(client, statistics)
+
+
+def _check_settling(
   client: client_work.ClientWork, statistics: Sequence[Statistic]
 ) -> None:
-  """Check that statistics can settle clients' state.
-
-  Args:
-    client: The clients' work.
-    statistics: What is sent besides the update.
-  """
+  """Check that statistics can settle clients' state."""
   for statistic in statistics:
     if statistic.update_client_state is not None and client.keeping:
       raise CompositionError(
@@ -164,19 +175,10 @@ def check_settling(
       )
 
 
-def check_members(
+def _check_members(
   aggregator: aggregators.Factory, client: client_work.ClientWork
 ) -> None:
-  """Check that means over the members of groups are possible.
-
-  Args:
-    aggregator: Aggregates updates.
-    client: The clients' work.
-
-  Raises:
-    GroupError: If clients train no weights of groups.
-    CompositionError: If the aggregator does not weigh clients.
-  """
+  """Check that means over the members of groups are possible."""
   names = client.model.specs(tiers.GROUP)
   trained = [
     p for p in phases.all_phases(client.work) if tiers.GROUP in p.train
@@ -198,12 +200,8 @@ def check_members(
       )
 
 
-def check_tiers(client: client_work.ClientWork) -> None:
-  """Check that the work fits the model's tiers.
-
-  Args:
-    client: The clients' work.
-  """
+def _check_tiers(client: client_work.ClientWork) -> None:
+  """Check that the work fits the model's tiers."""
   held = {tiers.GLOBAL, tiers.GROUP} & set(client.model.tiers)
   if not held:
     raise CompositionError(
