@@ -423,6 +423,24 @@ def _build_clustered() -> tf.keras.Model:
   )
 
 
+def _assert_measured_with_the_second_head(
+  process: processes.PartialProcess, **options: Any
+) -> None:
+  """A client who likes 3, with heads of 0 and 2."""
+  measuring = baselines.build_p_fed_km_eval(
+    process.model, parts=PARTS, split=splits.same(), **options
+  )
+  cohort = planted.cohort_of(measuring, {'up': _client(0, 3.0)}, 1)
+  trained = process.get_model_weights(process.initialize())
+  trained.trainable[tiers.GROUP]['head/kernel'] = np.array(
+    [[[0.0]], [[2.0]]], np.float32
+  )
+  found = measuring.evaluate(
+    trained, planted.first_states(measuring, cohort), cohort
+  )
+  assert found.metrics['loss'] == pytest.approx(0.5 * (2.0 - 3.0) ** 2)
+
+
 @pytest.mark.slow
 def test_pfedkm_of_heads_joins_users_of_like_gradients():
   model = _model(
@@ -452,18 +470,7 @@ def test_pfedkm_of_heads_joins_users_of_like_gradients():
   )
   # Nobody remembers a gradient.
   assert not kept[0]['held']
-  measuring = baselines.build_p_fed_km_eval(
-    model, parts=PARTS, gradients=p_fed_km.HEAD, split=splits.same()
-  )
-  cohort = planted.cohort_of(measuring, {'up': _client(0, 3.0)}, 1)
-  trained = process.get_model_weights(process.initialize())
-  trained.trainable[tiers.GROUP]['head/kernel'] = np.array(
-    [[[0.0]], [[2.0]]], np.float32
-  )
-  found = measuring.evaluate(
-    trained, planted.first_states(measuring, cohort), cohort
-  )
-  assert found.metrics['loss'] == pytest.approx(0.5 * (2.0 - 3.0) ** 2)
+  _assert_measured_with_the_second_head(process, gradients=p_fed_km.HEAD)
 
 
 def _build_clustered_by_model(size: int = 2) -> tf.keras.Model:
@@ -531,18 +538,7 @@ def test_pfedkm_joins_users_of_like_gradients_of_the_whole_model():
     weights['head/kernel'][:, 0, 0], [-0.2 / 2 * 10, 0.3 / 2 * 10], rtol=1e-6
   )
   assert not kept[0]['held']
-  measuring = baselines.build_p_fed_km_eval(
-    model, parts=PARTS, split=splits.same()
-  )
-  cohort = planted.cohort_of(measuring, {'up': _client(0, 3.0)}, 1)
-  trained = process.get_model_weights(process.initialize())
-  trained.trainable[tiers.GROUP]['head/kernel'] = np.array(
-    [[[0.0]], [[2.0]]], np.float32
-  )
-  found = measuring.evaluate(
-    trained, planted.first_states(measuring, cohort), cohort
-  )
-  assert found.metrics['loss'] == pytest.approx(0.5 * (2.0 - 3.0) ** 2)
+  _assert_measured_with_the_second_head(process)
 
 
 def test_centers_of_another_length_are_refused():

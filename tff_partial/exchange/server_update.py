@@ -156,12 +156,7 @@ class JoinUpdates:
 
 def chosen(structure: tff.Type, name: str) -> tff.Computation:
   """Make `(structure -> its element of that name)`."""
-
-  @tff.tensorflow.computation(structure)
-  def choose(joined: Any) -> Any:
-    return joined[name]
-
-  return choose
+  return tff.tensorflow.computation(lambda joined: joined[name], structure)
 
 
 def _chosen_all(structure: tff.Type, names: Sequence[str]) -> tff.Computation:
