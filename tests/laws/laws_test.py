@@ -126,10 +126,10 @@ ROWS = [
   _partly_local(
     'fed_recon, exact',
     algorithms.build_fed_recon_eval,
-    {'reconstruction_optimizer': Exact(ridge=0.1)},
+    {'reconstruction_optimizer': Exact(ridge=1.0)},
     exact=False,
-    reconstruction_optimizer=Exact(ridge=0.1),
-    update_optimizer=sgd(0.1),
+    reconstruction_optimizer=Exact(ridge=1.0),
+    update_optimizer=sgd(0.02),
     update_epochs=5,
   ),
   Row(
