@@ -48,8 +48,7 @@ def build_matrix_factorization(
       another scale than stars.
     l2: Adds `l2` times the sum of squares of the user's vector and bias to the
       loss of each batch.
-    initial_scale: Initial values of the vectors are uniform between plus and
-      minus this.
+    initial_scale: Vectors begin uniform between plus and minus this.
     num_users: Number of rows of a table of all users, which then replaces the
     num_users: Number of rows of a table of all users, which then replaces the
       one user's vector; the input is a mapping of `ITEM` and `USER`, both int32

@@ -46,7 +46,7 @@ def importer(
   return imported
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _CallbackFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """A finder by which TensorFlow's first import is that of `require_tff`."""
 
   def find_spec(
@@ -97,4 +97,4 @@ def require_tff_when_needed() -> None:
   if is_missing or 'tensorflow' in sys.modules:
     _require_tff()
   else:
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _CallbackFinder())

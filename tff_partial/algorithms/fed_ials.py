@@ -19,6 +19,7 @@ replaced.
 """
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -72,55 +73,16 @@ def build_fed_ials(
   num_items, size = model.specs(GLOBAL)[factors.ITEM].shape
   packing = rating_posteriors.Packing(size)
 
-  def first_state(model: models.PartialModel) -> Any:
-    del model
-    return collections.OrderedDict(
-      number=tf.zeros([]),
-      gram=tf.zeros([packing.number]),
-      items=tf.zeros([num_items, 1 + packing.number + size]),
-    )
-
-  def weights_of(client: ClientContext) -> tf.Tensor:
-    """Return the weights of a client's examples, zero for padding."""
-    return tf.where(client.is_real, client.examples['weight'], 0.0)
-
-  def of_users(client: ClientContext) -> Any:
-    user = client.weight(LOCAL, factors.USER)
-    has_any = tf.cast(tf.reduce_any(weights_of(client) > 0), tf.float32)
-    return collections.OrderedDict(
-      number=has_any, gram=has_any * packing.pack(user[:, None] * user)
-    )
-
-  def of_items(client: ClientContext) -> Any:
-    """Return a row for each interaction: the normal equations of its item."""
-    user = client.weight(LOCAL, factors.USER)
-    row = tf.concat([tf.ones([1]), packing.pack(user[:, None] * user), user], 0)
-    return collections.OrderedDict(
-      ids=tf.where(client.is_real, client.examples['x'], 0),
-      values=weights_of(client)[:, None] * row,
-    )
-
   def add_users(server: Server, found: Any) -> Server:
-    state = collections.OrderedDict(server.state)
-    for name, value in found.items():
-      state[name] = memory * state[name] + value
+    sums = {name: memory * server.state[name] + found[name] for name in found}
+    state = collections.OrderedDict(server.state, **sums)
     return server._replace(state=state)
 
   def solve_items(server: Server, found: tf.Tensor) -> Server:
-    state = collections.OrderedDict(server.state)
-    state['items'] = memory * state['items'] + found
-    number, square, right = tf.split(
-      tf.cast(state['items'], tf.float64), [1, packing.number, size], 1
-    )
-    of_all = packing.unpack(tf.cast(state['gram'], tf.float64))
-    penalty = weighting.penalty(number, tf.cast(state['number'], tf.float64))
-    matrices = (1 - weighting.unobserved) * packing.unpack(square)
-    matrices += weighting.unobserved * of_all
-    has_any = state['number'] > 0
-    penalty = tf.where(has_any, penalty, 1.0)  # Without users, all is zero.
-    matrices += penalty[:, :, None] * tf.eye(size, dtype=tf.float64)
-    item = tf.linalg.solve(matrices, right[:, :, None])[:, :, 0]
+    items = memory * server.state['items'] + found
+    item = _solved(server.state, items, packing, weighting)
     weights = collections.OrderedDict(server.weights[GLOBAL])
+    has_any = server.state['number'] > 0
     for name, value in (
       (factors.ITEM, item),
       (factors.GRAM, tf.matmul(item, item, transpose_a=True)),
@@ -128,7 +90,8 @@ def build_fed_ials(
       value = tf.cast(value, tf.float32)
       weights[name] = tf.where(has_any, value, weights[name])
     return Server(
-      collections.OrderedDict(server.weights, **{GLOBAL: weights}), state
+      collections.OrderedDict(server.weights, **{GLOBAL: weights}),
+      collections.OrderedDict(server.state, items=items),
     )
 
   return compose(
@@ -139,16 +102,82 @@ def build_fed_ials(
       Phase(train=(), batch_size=100, measured=True),
     ],
     statistics=[
-      Statistic('user_sums', of_users, update=add_users),
+      Statistic(
+        'user_sums',
+        lambda client: _of_user(client, packing),
+        update=add_users,
+      ),
       Statistic(
         'item_sums',
-        of_items,
+        lambda client: _of_items(client, packing),
         join=aggregators.SumOfRowsFactory(num_items),
         update=solve_items,
       ),
     ],
-    server_state=first_state,
+    server_state=lambda model: _first_state(num_items, packing),
   )
+
+
+def _first_state(num_items: int, packing: rating_posteriors.Packing) -> Any:
+  """Return the sums over users, and over the users of each item."""
+  return collections.OrderedDict(
+    number=tf.zeros([]),
+    gram=tf.zeros([packing.number]),
+    items=tf.zeros([num_items, 1 + packing.number + packing.size]),
+  )
+
+
+def _weights_of(client: ClientContext) -> tf.Tensor:
+  """Return the weights of a client's examples, zero for padding."""
+  return tf.where(client.is_real, client.examples['weight'], 0.0)
+
+
+def _of_user(
+  client: ClientContext, packing: rating_posteriors.Packing
+) -> Mapping[str, tf.Tensor]:
+  """Return 1 and the outer product of a client's vector; 0 without examples."""
+  user = client.weight(LOCAL, factors.USER)
+  has_any = tf.cast(tf.reduce_any(_weights_of(client) > 0), tf.float32)
+  return collections.OrderedDict(
+    number=has_any, gram=has_any * packing.pack(user[:, None] * user)
+  )
+
+
+def _of_items(client: ClientContext, packing: rating_posteriors.Packing) -> Any:
+  """Return a row for each interaction: the normal equations of its item."""
+  user = client.weight(LOCAL, factors.USER)
+  row = tf.concat([tf.ones([1]), packing.pack(user[:, None] * user), user], 0)
+  return collections.OrderedDict(
+    ids=tf.where(client.is_real, client.examples['x'], 0),
+    values=_weights_of(client)[:, None] * row,
+  )
+
+
+def _solved(
+  state: Mapping[str, tf.Tensor],
+  items: tf.Tensor,
+  packing: rating_posteriors.Packing,
+  weighting: factors.Weighting,
+) -> tf.Tensor:
+  """Return the items' vectors, float64 `[items, size]`.
+
+  Args:
+    state: The sums over users.
+    items: The sums over each item's users.
+    packing: The form of matrices in these.
+    weighting: Weights of the unobserved and the regularization.
+  """
+  number, square, right = tf.split(
+    tf.cast(items, tf.float64), [1, packing.number, packing.size], 1
+  )
+  of_all = packing.unpack(tf.cast(state['gram'], tf.float64))
+  users = tf.cast(state['number'], tf.float64)
+  penalty = weighting.penalty(number, users)
+  penalty = tf.where(users > 0, penalty, 1.0)  # Without users, all is zero.
+  matrices = (1 - weighting.unobserved) * packing.unpack(square)
+  matrices += weighting.unobserved * of_all
+  matrices += penalty[:, :, None] * tf.eye(packing.size, dtype=tf.float64)
+  return tf.linalg.solve(matrices, right[:, :, None])[:, :, 0]
 
 
 def build_fed_ials_eval(

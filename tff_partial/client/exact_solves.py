@@ -27,19 +27,18 @@ def solved(
   context: ClientContext,
   chosen: splits.Chosen,
 ) -> tiers.Weights:
-  """Solve for the weights that a phase trains.
+  """Solve for the weights that a phase trains by `Exact`.
 
   Args:
-    phase: The phase, whose optimizer is `Exact`.
+    phase: The phase.
     model: The client's model.
-    context: The client's context before the phase.
-    chosen: The examples that the phase chose.
+    context: The client's context before it.
+    chosen: The examples that it chose.
 
   Returns:
     The weights at the minimum, by tier; empty if the model has none of them.
   """
-  settings = phase.exact
-  mine = trained_by([phase], context.weights)
+  settings, mine = phase.exact, trained_by([phase], context.weights)
   if settings is None or not mine:
     return mine
   batches = client_batches.Batches(
@@ -73,9 +72,7 @@ def solved(
       weights=replaced(context.weights, flat.named(vector)),
       batch=Batch.of(batch, is_real, predictions),
     )
-    for term in phase.terms:
-      found += term(known)
-    return found
+    return found + sum(term(known) for term in phase.terms)
 
   def loss(predictions: Any) -> Any:
     found = context.model.loss(

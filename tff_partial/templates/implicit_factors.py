@@ -65,7 +65,7 @@ class Weighting(NamedTuple):
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class Scores(tf.keras.layers.Layer):
+class ItemScores(tf.keras.layers.Layer):
   """Scores of items for one user."""
 
   def __init__(self, num_items: int, num_factors: int, **kwargs: Any):
@@ -133,7 +133,7 @@ def build_model(
 
   def build() -> tf.keras.Model:
     items = tf.keras.Input([], dtype=tf.int32, name='item_id')
-    scores = Scores(num_items, num_factors, name=LAYER)(items)
+    scores = ItemScores(num_items, num_factors, name=LAYER)(items)
     return tf.keras.Model(items, scores, name='implicit_factors')
 
   return keras_models.from_keras(

@@ -11,12 +11,13 @@ example's, and `loss_with_negatives` compares their scores.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tff_partial import evaluation as evaluations
 from tff_partial import phases
+from tff_partial import tiers
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
@@ -61,7 +62,7 @@ def build_ranking_eval(
       only one. Other inputs are those of the ranked example.
     output: The name of the scores among the model's outputs; None if they are
       the only one.
-    metrics: Makes metrics of `ranking_metrics.Ranks`; `ranking_metrics()` by
+    metrics: Makes metrics of `ranks_spec`; `ranking_metrics()` by
       default.
     num_top: Number of first items for `CatalogueCoverage`.
     batch_size: Query items ranked at a time; does not change the result.
@@ -92,60 +93,7 @@ def build_ranking_eval(
       f'build_ranking_eval: the model predicts {model.prediction_spec}, of '
       f'which output={output!r} is no number for an item.'
     )
-
-  def items_of(client: ClientContext) -> tf.Tensor:
-    """Return which items are among the client's examples, bool `[items]`."""
-    x, weight = client.examples['x'], client.examples['weight']
-    counts = tf.cast(client.is_real & (weight > 0), tf.int32)
-    ids = x if item is None else x[item]
-    return tf.math.unsorted_segment_sum(counts, ids, num_items) > 0
-
-  def scores_of(client: ClientContext, x: Any) -> tf.Tensor:
-    """Return the scores of all items, `[items]`."""
-    everything = tf.range(num_items)
-    if item is None:
-      inputs = tf.cast(everything, x.dtype)
-    else:
-      inputs = {
-        name: tf.repeat(values[:1], num_items, 0) for name, values in x.items()
-      }
-      inputs[item] = tf.cast(everything, x[item].dtype)
-    of_all = client._replace(examples={**client.examples, 'x': inputs})
-    found = of_all.predict(last.read)
-    found = found if output is None else found[output]
-    return tf.cast(tf.reshape(found, [-1]), tf.float32)
-
-  def rank(client: ClientContext) -> Any:
-    batch, seen = batch_of(client), client.computed[_SEEN]
-    held_out = client.computed[_HELD_OUT]
-    ids = batch.x if item is None else batch.x[item]
-    scores = scores_of(client, batch.x)
-    of_item = tf.gather(scores, ids)[:, None]
-    number = tf.reduce_sum(tf.cast(held_out, tf.float32))
-    is_target = tf.one_hot(ids, num_items, True, False, dtype=tf.bool)
-
-    def counts(among: tf.Tensor) -> Mapping[str, tf.Tensor]:
-      among = among & ~is_target
-      comparisons = {
-        'above': scores > of_item,
-        'tied': tf.equal(scores, of_item),
-        'others': True,
-      }
-      return {
-        name: tf.reduce_sum(tf.cast(is_so & among, tf.float32), 1)
-        for name, is_so in comparisons.items()
-      }
-
-    unseen = ~seen
-    _, top = tf.math.top_k(tf.where(unseen, scores, scores.dtype.min), num_top)
-    return {
-      _PREDICTION: batch.predictions,
-      'all': counts(unseen),
-      'drawn': counts(unseen & ~held_out),
-      'held_out': tf.fill(tf.shape(ids), number),
-      'top': tf.repeat(top[None], tf.size(ids), 0),
-    }
-
+  catalogue = _Catalogue(num_items, item, output, last.read, num_top)
   ranked = model.with_replaced_predictions(
     {
       _PREDICTION: model.prediction_spec,
@@ -154,20 +102,93 @@ def build_ranking_eval(
     lambda ranks: ranks[_PREDICTION],
     metrics or ranking_metrics.ranking_metrics(),
   )
-  measured = dataclasses.replace(
-    last, on=split.query, batch_size=batch_size, predict_fn=rank
-  )
   return evaluations.build_evaluation(
     ranked,
     work=[
       *before,
-      Compute(_SEEN, items_of, on=split.support),
-      Compute(_HELD_OUT, items_of, on=split.query),
-      measured,
+      Compute(_SEEN, catalogue.items_of, on=split.support),
+      Compute(_HELD_OUT, catalogue.items_of, on=split.query),
+      dataclasses.replace(
+        last, on=split.query, batch_size=batch_size, predict_fn=catalogue.rank
+      ),
     ],
     client_state=evaluation.parts.client_state,
     server_state=evaluation.parts.server_state,
   )
+
+
+class _Catalogue(NamedTuple):
+  """All items, and how a model scores them.
+
+  Attributes:
+    num_items: Their number.
+    item: As for `build_ranking_eval`.
+    output: As for `build_ranking_eval`.
+    read: The weights that the model reads.
+    num_top: As for `build_ranking_eval`.
+  """
+
+  num_items: int
+  item: str | None
+  output: str | None
+  read: tiers.WeightsFn
+  num_top: int
+
+  def _ids(self, x: Any) -> tf.Tensor:
+    return x if self.item is None else x[self.item]
+
+  def items_of(self, client: ClientContext) -> tf.Tensor:
+    """Return which items are among the client's examples, bool `[items]`."""
+    counts = client.is_real & (client.examples['weight'] > 0)
+    ids = self._ids(client.examples['x'])
+    number = tf.math.unsorted_segment_sum(
+      tf.cast(counts, tf.int32), ids, self.num_items
+    )
+    return number > 0
+
+  def _scores(self, client: ClientContext, x: Any) -> tf.Tensor:
+    """Return the scores of all items, `[items]`."""
+    inputs: Any = tf.cast(tf.range(self.num_items), self._ids(x).dtype)
+    if self.item is not None:
+      others = {
+        name: tf.repeat(values[:1], self.num_items, 0)
+        for name, values in x.items()
+      }
+      inputs = {**others, self.item: inputs}
+    of_all = client._replace(examples={**client.examples, 'x': inputs})
+    found = of_all.predict(self.read)
+    found = found if self.output is None else found[self.output]
+    return tf.cast(tf.reshape(found, [-1]), tf.float32)
+
+  def rank(self, client: ClientContext) -> Any:
+    """Return the ranks of the batch's items, as in `ranks_spec`."""
+    batch, unseen = batch_of(client), ~client.computed[_SEEN]
+    held_out = client.computed[_HELD_OUT]
+    ids, scores = self._ids(batch.x), self._scores(client, batch.x)
+    of_item = tf.gather(scores, ids)[:, None]
+    is_other = ~tf.one_hot(ids, self.num_items, True, False, dtype=tf.bool)
+
+    def counts(among: tf.Tensor) -> Mapping[str, tf.Tensor]:
+      comparisons = {
+        'above': scores > of_item,
+        'tied': tf.equal(scores, of_item),
+        'others': True,
+      }
+      return {
+        name: tf.reduce_sum(tf.cast(is_so & among & is_other, tf.float32), 1)
+        for name, is_so in comparisons.items()
+      }
+
+    shown = tf.where(unseen, scores, scores.dtype.min)
+    _, top = tf.math.top_k(shown, self.num_top)
+    number = tf.reduce_sum(tf.cast(held_out, tf.float32))
+    return {
+      _PREDICTION: batch.predictions,
+      'all': counts(unseen),
+      'drawn': counts(unseen & ~held_out),
+      'held_out': tf.fill(tf.shape(ids), number),
+      'top': tf.repeat(top[None], tf.size(ids), 0),
+    }
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
