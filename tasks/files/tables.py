@@ -150,6 +150,8 @@ def read(
     problem = getattr(error, 'strerror', None) or str(error).strip()
     if isinstance(error, UnicodeDecodeError):
       problem += '; save it as UTF-8'
+    if names and not isinstance(error, OSError):
+      problem += f'; a line is {(separator or ",").join(names)}'
     raise DataError(f'{path}: cannot be read ({problem}). {remedy}') from None
   table.index += 1
   rows = table if names else table.iloc[1:]

@@ -68,40 +68,39 @@ def _with_line(number: int, line: bytes) -> Callable[[pathlib.Path], None]:
 _DAMAGES: dict[str, tuple[Callable[[pathlib.Path], Any], tuple[str, ...]]] = {
   'cut off': (
     lambda path: path.write_bytes(path.read_bytes()[:-6]),
-    ('ratings.dat, line 270', 'cut off', '--download'),
+    ('ratings.dat: cannot be read', 'cut off in line 270', '--download'),
   ),
   'a field too few': (
     _with_line(7, b'1::7::978307'),
-    ('ratings.dat, line 7', "found '1::7::978307'", '--download'),
+    ('ratings.dat, line 7', "'rating' should be", "'978307'", '--download'),
   ),
   'another separator': (
     _with_line(1, b'1,1,3,978301'),
-    ('ratings.dat, line 1', 'expected user_id::item_id::'),
+    ('ratings.dat: cannot be read', 'a line is user_id::item_id::'),
   ),
   'a rating that is no number': (
     _with_line(12, b'2::3::good::978303'),
-    ('ratings.dat, line 12', 'with whole numbers'),
+    ('ratings.dat, line 12', "'rating' should be", "found 'good'"),
   ),
   'a rating that is NaN': (
     _with_line(12, b'2::3::nan::978303'),
-    ('ratings.dat, line 12', '2::3::nan::978303'),
+    ('ratings.dat, line 12', "'rating' should be", "found 'nan'"),
   ),
   'a rating off the scale': (
     _with_line(12, b'2::3::6::978303'),
-    ('ratings.dat, line 12', 'ratings on the scale', '2::3::6::978303'),
+    ('ratings.dat, line 12', 'a rating on the scale', "found '6'"),
   ),
   'a user that is no number': (
     _with_line(12, b'Anna::3::4::978303'),
-    ('ratings.dat, line 12', 'Anna::3::4::978303'),
+    ('ratings.dat, line 12', "'user_id' should be", "found 'Anna'"),
   ),
   'a rating twice': (
     _with_line(12, b'2::1::4::978303'),
     ('ratings.dat, line 12', 'a second line', 'line 10'),
   ),
-  'an empty line': (_with_line(5, b''), ('ratings.dat, line 5', "found ''")),
   'no text': (
     _with_line(5, b'1::5::\xff::978303'),
-    ('ratings.dat, line 5', '1::5::ÿ::978303'),
+    ('ratings.dat, line 5', "found 'ÿ'"),
   ),
   'nothing': (lambda path: path.write_text(''), ('ratings.dat', 'empty')),
   'an item that nobody describes': (

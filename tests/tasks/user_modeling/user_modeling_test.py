@@ -31,6 +31,7 @@ from tests.support import small_runs
 from tests.support import small_schools
 from tff_partial import tiers
 from tff_partial.client.client_work import CompositionError
+from tff_partial.client_statistics import Join
 from tff_partial.data import splits
 from tff_partial.dp import local_noise
 from tff_partial.drafts import centers as drafts
@@ -460,11 +461,11 @@ def test_fed_avg_of_public_items_has_one_table_of_them():
 def test_drafts_by_hand():
   rows = {'user': (5, 8, 12), 'item': (10, 11, 25)}
   # At most 1 + 2 + 3 centers of items are collected, and a tenth of them is 1.
-  assert Hpfl().drafting(rows) == drafts.ClientCenters(6, 1, 10)
+  assert Hpfl().drafting(rows, Join.SUM) == drafts.ClientCenters(6, 1, 10)
   # 5 + 6 + 13, and half of them.
-  found = Hpfl(rows_per_center=2, min_users=3).drafting(rows)
+  found = Hpfl(rows_per_center=2, min_users=3).drafting(rows, Join.SUM)
   assert found == drafts.ClientCenters(24, 12, 2, min_rows=3)
-  assert Hpfl(drafts='sums').drafting(rows) == drafts.Sums(1)
+  assert Hpfl(drafts='sums').drafting(rows, Join.SUM) == drafts.Sums(1)
   assert Hpfl(center_weighting='inverse').by_nearness
   assert not Hpfl().by_nearness
 
@@ -475,7 +476,7 @@ def test_drafts_by_hand():
     (lambda: Hpfl(drafts='all'), '--hpfl_drafts=all: choose one of'),
     (lambda: Hpfl(rows_per_center=0), 'hpfl_rows_per_center=0: give at le'),
     (lambda: Hpfl(drafts='sums', min_users=2), '--hpfl_min_users=2: with --hp'),
-    (lambda: Hpfl().drafting({}), '--algorithm=hpfl_k'),
+    (lambda: Hpfl().drafting({}, Join.SUM), '--algorithm=hpfl_k'),
     (lambda: _config(model='mf'), '--model=mf: choose one of'),
     (lambda: _config(hpfl_threshold=-1), 'hpfl_threshold=-1: give at least'),
     (
