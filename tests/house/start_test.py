@@ -45,11 +45,13 @@ def test_modules_that_declare_options_import_no_tensorflow(code):
     'import tff_partial; tff_partial.compose',
   ],
 )
-def test_tensorflow_comes_with_tff_and_our_layers(code):
+def test_tensorflow_comes_with_tff_our_runtime_and_our_layers(code):
   done = _python(
     '-c',
     f'{code}\nimport sys, tensorflow as tf\n'
-    'assert "tensorflow_federated" in sys.modules\n'
+    'tff = sys.modules["tensorflow_federated"]\n'
+    'current = tff.framework.get_context_stack().current\n'
+    'assert type(current).__name__ == "NativeRuntime", current\n'
     'assert tf.__spec__.name == "tensorflow" and tf.__spec__.origin\n'
     'name = "tff_partial>PrivateVector"\n'
     'print(tf.keras.saving.get_registered_object(name).__name__)',

@@ -86,6 +86,8 @@ def _require_tff() -> None:
   atexit.register(federated.test.set_no_default_context)
   # Keras can load saved models with these layers.
   importlib.import_module('tff_partial.layers')
+  # Our runtime takes the place of TFF's default.
+  importlib.import_module('tff_partial.runtimes')
 
 
 def require_tff_when_needed() -> None:
