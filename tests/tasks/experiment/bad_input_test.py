@@ -644,7 +644,7 @@ def test_a_program_ends_likewise(tmp_path):
       'train', f'--data_dir={tmp_path}', f'--output_dir={tmp_path}/out'
     )
   )
-  is_for_users(outcome, f'{path}, line 7', "found '1::7::978307'")
+  is_for_users(outcome, f'{path}, line 7', "found '978307'")
   # What it was about to do, before the data were read.
   assert outcome.output.startswith('movielens by fed_recon: 500 rounds')
   assert outcome.output.count('\n') == outcome.errors.count('\n') == 1

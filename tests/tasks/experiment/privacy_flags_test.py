@@ -106,6 +106,7 @@ def test_every_task_says_what_it_learned_before_training():
     'movielens': ('list of items', 'scale of ratings'),
     'next_word': ('vocabulary',),
     'ratings': ('list of items', 'scale of ratings'),
+    'movielens_ranking': ('list of items',),
     'movielens_hpfl': (
       'list of attributes',
       'median numbers of users and items',

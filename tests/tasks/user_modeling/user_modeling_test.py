@@ -373,7 +373,13 @@ def test_hpfl_learns_and_is_measured():
   [
     {'algorithm': 'hpfl_k'},
     {'algorithm': 'hpfl_r', 'task': 'movielens_hpfl'},
-    {'algorithm': 'hpfl', 'hpfl_drafts': 'sums', 'model': 'ncd'},
+    {
+      'algorithm': 'hpfl',
+      'hpfl_drafts': 'sums',
+      'model': 'ncd',
+      'biases': False,
+      'user_model_biases_in_attributes': False,
+    },
     {'algorithm': 'distributed', 'user_model_biases_in_attributes': True},
     {'algorithm': 'fed_avg'},
     {'algorithm': 'fed_avg', 'user_model_items': 'public'},
