@@ -7,6 +7,7 @@ __all__ = [
   'keras_metrics',
   'keras_models',
   'models',
+  'ranking_metrics',
 ]
 
 __getattr__ = _lazily.importer(__name__, __all__)
