@@ -11,7 +11,8 @@ noised and accounted for like the update; with a mechanism that adds noise, all
 others are refused.
 """
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Mapping
 import enum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ from tff_partial import aggregators
 from tff_partial import tiers
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import outcome_of
+from tff_partial.errors import SettingError
 
 
 class Join(enum.Enum):
@@ -46,6 +48,40 @@ class Server(NamedTuple):
 
   weights: tiers.Weights
   state: Any
+
+  def with_solved(
+    self, solved: Mapping[str, Any], state: Any, is_solved: tf.Tensor
+  ) -> 'Server':
+    """Return the server with another state and some other GLOBAL weights.
+
+    Args:
+      solved: The weights by name, of any float type.
+      state: The state.
+      is_solved: bool scalar; if false, weights do not change.
+    """
+    weights = collections.OrderedDict(self.weights[tiers.GLOBAL])
+    for name, value in solved.items():
+      value = tf.cast(value, weights[name].dtype)
+      weights[name] = tf.where(is_solved, value, weights[name])
+    return Server(
+      collections.OrderedDict(self.weights, **{tiers.GLOBAL: weights}), state
+    )
+
+
+def check_memory(memory: float) -> None:
+  """Check the weight of sums of earlier rounds.
+
+  Args:
+    memory: The weight, from 0, for cohorts of all clients, to less than 1.
+
+  Raises:
+    SettingError: If it is another number.
+  """
+  if not 0 <= memory < 1:
+    raise SettingError(
+      f'memory={memory}: expected at least 0 and less than 1, about the share '
+      'of clients that are not in a round.'
+    )
 
 
 # (a client's state before the round, after its work, its own statistic, the

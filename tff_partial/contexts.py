@@ -221,6 +221,13 @@ class ClientContext(NamedTuple):
     """Mask of the examples that are not padding, bool `[capacity]`."""
     return tf.range(tf.shape(self.examples['weight'])[0]) < self.count
 
+  @property
+  def example_weights(self) -> tf.Tensor:
+    """Weights of the examples, zero for padding, `[capacity, ...]`."""
+    weight = self.examples['weight']
+    ones = [1] * (weight.shape.rank - 1)
+    return tf.where(tf.reshape(self.is_real, [-1, *ones]), weight, 0.0)
+
   def _predict(self, weights: tiers.Weights, *, training: bool) -> Any:
     return self.model.predict(
       weights,

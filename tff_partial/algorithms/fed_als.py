@@ -26,12 +26,12 @@ import tensorflow as tf
 from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import evaluation
+from tff_partial.client_statistics import check_memory
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
-from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -60,11 +60,7 @@ def build_fed_als(
     SettingError: If the memory is not possible, or the model is another.
   """
   posteriors.check_model(model)
-  if not 0 <= memory < 1:
-    raise SettingError(
-      f'memory={memory}: expected at least 0 and less than 1, about the share '
-      'of clients that are not in a round.'
-    )
+  check_memory(memory)
   num_items, size = model.specs(GLOBAL)[posteriors.ITEM].shape
   packing = posteriors.Packing(size)
 
@@ -139,7 +135,7 @@ def _user_sums(client: ClientContext) -> Any:
   """Return what priors and the noise are estimated from."""
   mean, covariance = posteriors.moments(client)
   predictions = client.predict()
-  weight = posteriors.weights_of(client)
+  weight = client.example_weights
   unit = client.weight(GLOBAL, posteriors.UNIT)
   errors = tf.square(client.examples['y'] - predictions[posteriors.RATING])
   errors = (errors + predictions[posteriors.VARIANCE]) / tf.square(unit)
@@ -168,7 +164,7 @@ def _item_sums(client: ClientContext, packing: posteriors.Packing) -> Any:
   labels = client.examples['y'] - client.weight(GLOBAL, posteriors.MEAN)
   labels /= client.weight(GLOBAL, posteriors.UNIT)
   right = labels[:, None] * one - by_bias
-  weight = posteriors.weights_of(client)
+  weight = client.example_weights
   rows = tf.concat(
     [tf.ones_like(labels)[:, None] * packing.pack(square), right], 1
   )
@@ -187,24 +183,17 @@ def _update_priors(server: Server, found: Any, memory: float) -> Server:
   mean = sums['mean'] / number
   covariance = sums['square'] / number - mean[:, None] * mean
   noise = sums['error'] / tf.maximum(sums['examples'], 1.0)
-  weights = collections.OrderedDict(server.weights[GLOBAL])
   covariance = tf.cast(covariance, tf.float64)
   has_any = sums['number'] > mean.shape[0]
-  weights[posteriors.USER_MEAN] = tf.where(
-    has_any, mean, weights[posteriors.USER_MEAN]
-  )
   unit = tf.eye(mean.shape[0], dtype=tf.float64)
   precision = tf.linalg.inv(tf.where(has_any, covariance, unit))
-  weights[posteriors.USER_PRECISION] = tf.where(
-    has_any,
-    noise * tf.cast(precision, tf.float32),
-    weights[posteriors.USER_PRECISION],
-  )
-  weights[posteriors.NOISE] = tf.where(
-    has_any, noise, weights[posteriors.NOISE]
-  )
+  new = {
+    posteriors.USER_MEAN: mean,
+    posteriors.USER_PRECISION: noise * tf.cast(precision, tf.float32),
+    posteriors.NOISE: noise,
+  }
   state = collections.OrderedDict(server.state, users=sums)
-  return _replaced(server, weights, state)
+  return server.with_solved(new, state, has_any)
 
 
 def _update_items(
@@ -212,7 +201,7 @@ def _update_items(
 ) -> Server:
   """Solve for the items' posteriors from sums over their raters."""
   sums = memory * server.state['items'] + found
-  weights = collections.OrderedDict(server.weights[GLOBAL])
+  weights = server.weights[GLOBAL]
   noise = tf.cast(weights[posteriors.NOISE], tf.float64)
   totals = tf.cast(sums, tf.float64)
   square = packing.unpack(totals[:, : packing.number])
@@ -237,15 +226,5 @@ def _update_items(
     posteriors.ITEMS_MEAN: mean,
     posteriors.ITEMS_PRECISION: noise * tf.linalg.inv(spread),
   }
-  for name, value in new.items():
-    value = tf.cast(value, tf.float32)
-    weights[name] = tf.where(has_any, value, weights[name])
-  return _replaced(
-    server, weights, collections.OrderedDict(server.state, items=sums)
-  )
-
-
-def _replaced(server: Server, weights: Any, state: Any) -> Server:
-  return Server(
-    collections.OrderedDict(server.weights, **{GLOBAL: weights}), state
-  )
+  state = collections.OrderedDict(server.state, items=sums)
+  return server.with_solved(new, state, has_any)

@@ -136,7 +136,7 @@ def _message(client: ClientContext, items: PrivateItems) -> Any:
   """Return a client's message, whose norm is at most 1."""
   mean, covariance = posteriors.moments(client)
   predictions = client.predict()
-  weight = posteriors.weights_of(client)
+  weight = client.example_weights
   unit = client.weight(GLOBAL, posteriors.UNIT)
   error = (client.examples['y'] - predictions[posteriors.RATING]) / unit
   square = tf.square(error) + predictions[posteriors.VARIANCE] / tf.square(unit)
@@ -219,13 +219,8 @@ def _update(
     posteriors.NOISE: noise,
     posteriors.USER_PRECISION: noise * precision,
   }
-  weights = collections.OrderedDict(weights)
-  for name, value in new.items():
-    weights[name] = tf.where(has_any, value, weights[name])
   state = tf.nest.map_structure(
     lambda old, new: tf.where(is_first, old, new), state, refined
   )
   state['round'] = server.state['round'] + 1.0
-  return Server(
-    collections.OrderedDict(server.weights, **{GLOBAL: weights}), state
-  )
+  return server.with_solved(new, state, has_any)

@@ -27,12 +27,12 @@ import tensorflow as tf
 from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import evaluation
+from tff_partial.client_statistics import check_memory
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
-from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -65,11 +65,7 @@ def build_fed_ials(
   """
   factors.check_model(model)
   weighting.check()
-  if not 0 <= memory < 1:
-    raise SettingError(
-      f'memory={memory}: expected at least 0 and less than 1, about the share '
-      'of clients that are not in a round.'
-    )
+  check_memory(memory)
   num_items, size = model.specs(GLOBAL)[factors.ITEM].shape
   packing = rating_posteriors.Packing(size)
 
@@ -81,18 +77,12 @@ def build_fed_ials(
   def solve_items(server: Server, found: tf.Tensor) -> Server:
     items = memory * server.state['items'] + found
     item = _solved(server.state, items, packing, weighting)
-    weights = collections.OrderedDict(server.weights[GLOBAL])
-    has_any = server.state['number'] > 0
-    for name, value in (
-      (factors.ITEM, item),
-      (factors.GRAM, tf.matmul(item, item, transpose_a=True)),
-    ):
-      value = tf.cast(value, tf.float32)
-      weights[name] = tf.where(has_any, value, weights[name])
-    return Server(
-      collections.OrderedDict(server.weights, **{GLOBAL: weights}),
-      collections.OrderedDict(server.state, items=items),
-    )
+    new = {
+      factors.ITEM: item,
+      factors.GRAM: tf.matmul(item, item, transpose_a=True),
+    }
+    state = collections.OrderedDict(server.state, items=items)
+    return server.with_solved(new, state, server.state['number'] > 0)
 
   return compose(
     model,
@@ -127,17 +117,12 @@ def _first_state(num_items: int, packing: rating_posteriors.Packing) -> Any:
   )
 
 
-def _weights_of(client: ClientContext) -> tf.Tensor:
-  """Return the weights of a client's examples, zero for padding."""
-  return tf.where(client.is_real, client.examples['weight'], 0.0)
-
-
 def _of_user(
   client: ClientContext, packing: rating_posteriors.Packing
 ) -> Mapping[str, tf.Tensor]:
   """Return 1 and the outer product of a client's vector; 0 without examples."""
   user = client.weight(LOCAL, factors.USER)
-  has_any = tf.cast(tf.reduce_any(_weights_of(client) > 0), tf.float32)
+  has_any = tf.cast(tf.reduce_any(client.example_weights > 0), tf.float32)
   return collections.OrderedDict(
     number=has_any, gram=has_any * packing.pack(user[:, None] * user)
   )
@@ -149,7 +134,7 @@ def _of_items(client: ClientContext, packing: rating_posteriors.Packing) -> Any:
   row = tf.concat([tf.ones([1]), packing.pack(user[:, None] * user), user], 0)
   return collections.OrderedDict(
     ids=tf.where(client.is_real, client.examples['x'], 0),
-    values=_weights_of(client)[:, None] * row,
+    values=client.example_weights[:, None] * row,
   )
 
 
@@ -185,7 +170,6 @@ def build_fed_ials_eval(
   *,
   weighting: factors.Weighting = factors.Weighting(),
   split: splits.Split | None = None,
-  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Build an evaluation with the vector of each client's support set.
 
@@ -193,7 +177,6 @@ def build_fed_ials_eval(
     model: The model, from `templates.implicit_factors.build_model`.
     weighting: As in training.
     split: Support and query set; the two halves by default.
-    measure_batch_size: Examples measured at a time; does not change the result.
 
   Example:
     >>> model = templates.implicit_factors.build_model(1_000, 20)
@@ -207,5 +190,4 @@ def build_fed_ials_eval(
     train=(LOCAL,),
     personalise=factors.user_phase(weighting, num_items),
     split=split,
-    measure_batch_size=measure_batch_size,
   )

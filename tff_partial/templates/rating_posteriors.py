@@ -324,15 +324,6 @@ def moments(client: ClientContext) -> tuple[tf.Tensor, tf.Tensor]:
   return client.weight(LOCAL, USER), client.weight(GLOBAL, NOISE) * spread
 
 
-def weights_of(client: ClientContext) -> tf.Tensor:
-  """Return the weights of a client's examples, zero for padding.
-
-  Args:
-    client: The client.
-  """
-  return tf.where(client.is_real, client.examples['weight'], 0.0)
-
-
 def check_model(model: models.PartialModel) -> None:
   """Refuse a model without posteriors.
 

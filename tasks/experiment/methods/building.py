@@ -166,8 +166,7 @@ def fed_recon_fine_tuning_eval(
 def fed_als(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  missing = 1.0 - run.clients_per_round / max(run.num_clients, 1)
-  return tff_partial.algorithms.build_fed_als(model, memory=max(missing, 0.0))
+  return tff_partial.algorithms.build_fed_als(model, memory=run.memory)
 
 
 def fed_als_private(
@@ -196,11 +195,8 @@ def fed_als_eval(
 def fed_ials(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  missing = 1.0 - run.clients_per_round / max(run.num_clients, 1)
   return tff_partial.algorithms.build_fed_ials(
-    model,
-    weighting=run.hyperparameters.weighting,
-    memory=max(missing, 0.0),
+    model, weighting=run.hyperparameters.weighting, memory=run.memory
   )
 
 

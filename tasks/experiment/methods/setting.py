@@ -48,6 +48,12 @@ class Setting:
   canaries: privacy_audit.Canaries | None = None
 
   @property
+  def memory(self) -> float:
+    """The share of clients that are not in a round: the weight of old sums."""
+    missing = 1.0 - self.clients_per_round / max(self.num_clients, 1)
+    return max(missing, 0.0)
+
+  @property
   def parts(self) -> assignments.FedEmbedVariables:
     """The parts of FedEmbed's model.
 
