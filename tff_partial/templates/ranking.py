@@ -34,6 +34,7 @@ BINARY, BPR, SOFTMAX = 'binary', 'bpr', 'softmax'
 LOSSES = (BINARY, BPR, SOFTMAX)
 
 _SEEN, _HELD_OUT = 'ranking_seen', 'ranking_held_out'
+_SCORES = 'ranking_scores'
 _PREDICTION = 'prediction'
 
 Metrics = Callable[[], Sequence[tf.keras.metrics.Metric]]
@@ -59,7 +60,7 @@ def build_ranking_eval(
     num_items: Number of items of the catalogue; their ids are from 0.
     split: Support set, whose items are seen and never ranked, and query set.
     item: The name of the item id among the model's inputs; None if it is the
-      only one. Other inputs are those of the ranked example.
+      only one. Other inputs are those of the client's first query example.
     output: The name of the scores among the model's outputs; None if they are
       the only one.
     metrics: Makes metrics of `ranks_spec`; `ranking_metrics()` by
@@ -108,6 +109,7 @@ def build_ranking_eval(
       *before,
       Compute(_SEEN, catalogue.items_of, on=split.support),
       Compute(_HELD_OUT, catalogue.items_of, on=split.query),
+      Compute(_SCORES, catalogue.scores, on=split.query),
       dataclasses.replace(
         last, on=split.query, batch_size=batch_size, predict_fn=catalogue.rank
       ),
@@ -139,15 +141,14 @@ class _Catalogue(NamedTuple):
 
   def items_of(self, client: ClientContext) -> tf.Tensor:
     """Return which items are among the client's examples, bool `[items]`."""
-    counts = client.is_real & (client.examples['weight'] > 0)
+    counts = tf.cast(client.example_weights > 0, tf.int32)
     ids = self._ids(client.examples['x'])
-    number = tf.math.unsorted_segment_sum(
-      tf.cast(counts, tf.int32), ids, self.num_items
-    )
+    number = tf.math.unsorted_segment_sum(counts, ids, self.num_items)
     return number > 0
 
-  def _scores(self, client: ClientContext, x: Any) -> tf.Tensor:
+  def scores(self, client: ClientContext) -> tf.Tensor:
     """Return the scores of all items, `[items]`."""
+    x = client.examples['x']
     inputs: Any = tf.cast(tf.range(self.num_items), self._ids(x).dtype)
     if self.item is not None:
       others = {
@@ -164,7 +165,7 @@ class _Catalogue(NamedTuple):
     """Return the ranks of the batch's items, as in `ranks_spec`."""
     batch, unseen = batch_of(client), ~client.computed[_SEEN]
     held_out = client.computed[_HELD_OUT]
-    ids, scores = self._ids(batch.x), self._scores(client, batch.x)
+    ids, scores = self._ids(batch.x), client.computed[_SCORES]
     of_item = tf.gather(scores, ids)[:, None]
     is_other = ~tf.one_hot(ids, self.num_items, True, False, dtype=tf.bool)
 
