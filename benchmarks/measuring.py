@@ -458,7 +458,7 @@ class Run:
       seed: The run's seed.
       store: A `ClientStore`; None if clients keep no state.
     """
-    from tff_partial.training.participation import sampling
+    from tff_partial.training import sampling
 
     self._process, self._clients, self._store = process, clients, store
     self._context = context

@@ -104,7 +104,6 @@ def _attacked(
       'seed': config.seed,
       'dropout_rate': config.loop.dropout_rate,
       'privacy': trainable.ledger,
-      'participation': config.loop.cohorts.participation(),
     },
   )
   _, process, clients, settings = attacked

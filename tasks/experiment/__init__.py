@@ -8,12 +8,12 @@ from tasks.experiment.options.loop import Output as Output
 from tff_partial._environment import lazily as _lazily
 
 if TYPE_CHECKING:
-  from tasks.experiment.runs.running import Result as Result
+  from tasks.experiment.runs.result import Result as Result
   from tasks.experiment.runs.running import run as run
 
 __all__ = ['Config', 'Output', 'Result', 'from_recipe', 'run']
 
 # These import TensorFlow.
 __getattr__ = _lazily.importer(
-  __name__, [], {'runs.running': ['Result', 'run']}
+  __name__, [], {'runs.result': ['Result'], 'runs.running': ['run']}
 )

@@ -202,10 +202,6 @@ class Config(Options):
   def leaks(self) -> Iterator[Leak]:
     """Yield the settings that a private run may not have."""
     yield from self.server.leaks()
-    yield from self.loop.cohorts.leaks_when(
-      oversample=self.loop.oversample,
-      once_per_tree=self.privacy.dp_mechanism == privacy_lib.TREE,
-    )
     yield from self.how.leaks(self.hyperparameters)
     yield from self.task.leaks()
 

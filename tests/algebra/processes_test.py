@@ -34,7 +34,7 @@ from tff_partial.dp import privacy
 from tff_partial.exchange import messages
 from tff_partial.model import models
 from tff_partial.phases import Phase
-from tff_partial.training.participation import sampling
+from tff_partial.training import sampling
 
 layers = tf.keras.layers
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)

@@ -24,8 +24,8 @@ from tff_partial.errors import PrivacyError
 from tff_partial.exchange import messages
 from tff_partial.training import programs
 from tff_partial.training import run_state
+from tff_partial.training import sampling
 from tff_partial.training.errors import ProgramError
-from tff_partial.training.participation import sampling
 
 _CLIENTS = 12
 _SETTINGS: dict[str, Any] = {'clients_per_round': 2}

@@ -25,7 +25,7 @@ PACKAGES = (
     f'tff_partial.{name}'
     for name in (
       'algorithms analysis checks data dp exporting model runtimes sparse '
-      'templates training training.client_store training.participation'
+      'templates training training.client_store'
     ).split()
   ),
 )
@@ -189,7 +189,7 @@ def test_pages_name_only_what_is_promised():
     'tff_partial._environment',
     'tff_partial.client.descent',
     'tff_partial.dp.dp_trees',
-    'tff_partial.training.participation.nothing',
+    'tff_partial.training.client_store.nothing',
     'tff_partial.nothing',
   ],
 )

@@ -27,8 +27,8 @@ from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
+from tff_partial.training import sampling
 from tff_partial.training.client_store import client_store
-from tff_partial.training.participation import sampling
 
 # The builder names 4 rows; a family has as many as it needs.
 _BUILT_ROWS, _WIDTH = 4, 3

@@ -27,10 +27,10 @@ from tff_partial import errors
 from tff_partial import random_bits
 from tff_partial.runtimes.ray_runtime import deposits
 from tff_partial.runtimes.values import sources
+from tff_partial.training import sampling
 from tff_partial.training.client_store import client_store
 from tff_partial.training.client_store import sqlite_backend
 from tff_partial.training.client_store import state_codec
-from tff_partial.training.participation import sampling
 
 ClientStore = client_store.ClientStore
 ClientStoreError = client_store.ClientStoreError

@@ -27,9 +27,9 @@ from tff_partial.training import checkpoints
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
+from tff_partial.training import sampling
 from tff_partial.training.errors import ProgramError
 from tff_partial.training.errors import RunError
-from tff_partial.training.participation import sampling
 
 _RECONSTRUCTION: dict[str, Any] = {
   'reconstruction_steps': 2,

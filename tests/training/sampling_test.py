@@ -8,8 +8,8 @@ import pytest
 
 from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.training import sampling
 from tff_partial.training.errors import ProgramError
-from tff_partial.training.participation import sampling
 
 _POPULATION = tuple(f'client {i}' for i in range(40))
 

@@ -33,10 +33,10 @@ from tff_partial.exchange import messages
 from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.training import checkpoints
 from tff_partial.training import programs
+from tff_partial.training import sampling
 from tff_partial.training.client_store import client_store
 from tff_partial.training.client_store import sqlite_backend
 from tff_partial.training.errors import ProgramError
-from tff_partial.training.participation import sampling
 
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
 

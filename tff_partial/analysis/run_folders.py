@@ -29,7 +29,7 @@ _SEED = 'seed'
 _SILENT = frozenset(
   (
     *(_SEED, 'output_dir', 'data_dir', 'download', 'progress'),
-    *('tensorboard', 'projector', 'hook'),
+    *('tensorboard', 'projector'),
   )
 )
 # Flags whose values need no name in a label.

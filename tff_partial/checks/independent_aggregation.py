@@ -23,8 +23,8 @@ from tff_partial.data import examples as examples_lib
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training import metrics_log
+from tff_partial.training import sampling
 from tff_partial.training.client_store import state_codec
-from tff_partial.training.participation import sampling
 
 # Standard deviation of the noise that is added to client states.
 _FAR = 0.1

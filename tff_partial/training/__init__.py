@@ -9,10 +9,10 @@ __all__ = [
   'evaluation_sets',
   'files',
   'metrics_log',
-  'participation',
   'personal_models',
   'programs',
   'run_privacy',
+  'sampling',
   'selection',
   'top_candidates',
 ]

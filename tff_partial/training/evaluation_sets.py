@@ -22,11 +22,11 @@ from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import readers
 from tff_partial.training import client_errors
 from tff_partial.training import metrics_log
+from tff_partial.training import sampling
 from tff_partial.training.client_store import client_rows
 from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.client_store import state_codec
 from tff_partial.training.errors import ProgramError
-from tff_partial.training.participation import sampling
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,10 +22,10 @@ from tff_partial.data import examples
 from tff_partial.model import models
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import evaluation_sets
+from tff_partial.training import sampling
 from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.client_store import state_codec
 from tff_partial.training.errors import ProgramError
-from tff_partial.training.participation import sampling
 
 
 class Trained(Protocol):

@@ -21,12 +21,12 @@ from tff_partial.training import resuming
 from tff_partial.training import run_privacy
 from tff_partial.training import run_settings
 from tff_partial.training import run_state
+from tff_partial.training import sampling
 from tff_partial.training import selection
 from tff_partial.training import training_loop
 from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.errors import ProgramError as ProgramError
 from tff_partial.training.errors import RunError
-from tff_partial.training.participation import sampling
 
 CHECKPOINTS_FOLDER = resuming.CHECKPOINTS_FOLDER
 CLIENTS_FOLDER = resuming.CLIENTS_FOLDER
@@ -62,7 +62,6 @@ def train(
   diagnostics: bool = False,
   tensorboard: bool = True,
   show_progress: bool | None = None,
-  participation: sampling.Participation | None = None,
 ) -> TrainingResult:
   """Train for some rounds under the current runtime, or one of ours.
 
@@ -88,7 +87,6 @@ def train(
     diagnostics: True if a private run also records what is `_not_private`.
     tensorboard: True to write TensorBoard events, too.
     show_progress: True for a progress bar; by default in interactive shells.
-    participation: Reserves, slow clients, the time of day, and epochs.
 
   Raises:
     UserError: With a message for the user; what was written before is kept.
@@ -109,7 +107,6 @@ def train(
     callbacks=callbacks,
     privacy=privacy,
     diagnostics=diagnostics,
-    participation=participation,
   )
   return resuming.run(
     loop, client_store, output_dir, tensorboard, show_progress
@@ -133,7 +130,6 @@ def check(
   callbacks: Sequence[callbacks_lib.Callback] = (),
   privacy: run_privacy.Accounting | None = None,
   diagnostics: bool = False,
-  participation: sampling.Participation | None = None,
 ) -> training_loop.TrainingLoop:
   """Check the arguments of `train`, for any folder, without running.
 
@@ -176,7 +172,6 @@ def check(
       oversample,
       dropout_rate,
       ledger,
-      participation,
     ),
     rounds=rounds,
     seed=seed,

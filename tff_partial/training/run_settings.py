@@ -13,9 +13,9 @@ from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
 from tff_partial.training import evaluation_sets
 from tff_partial.training import fingerprints
+from tff_partial.training import sampling
 from tff_partial.training import selection
 from tff_partial.training.errors import ProgramError
-from tff_partial.training.participation import sampling
 
 # Number of clients to compare if a source has to load them.
 _CLIENTS_COMPARED = 64
@@ -66,9 +66,6 @@ def describe(
     IN_WORDS: in_words(process),
     **_described(clients, sample),
   }
-  if sampler.participation != sampling.Participation():
-    # Runs of older versions lack this setting.
-    settings['participation'] = str(sampler.participation)
   if privacy is not None:
     # A process with reproducible noise needs a simulation's ledger.
     kind = 'a' if privacy.simulation else 'no'

@@ -24,9 +24,9 @@ from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import results
 from tff_partial.training import run_state
+from tff_partial.training import sampling
 from tff_partial.training import selection
 from tff_partial.training.errors import ProgramError
-from tff_partial.training.participation import sampling
 
 # Shown on the bar during the slow first call.
 _FIRST = 'tracing and compiling, once'
@@ -125,7 +125,6 @@ class TrainingLoop:
     number = run.round + 1
     asked = self.sampler.cohort(number)
     cohort = self.clients.cohort(asked, self.sampler.seeds(number, asked))
-    cohort = self.sampler.with_partial_work(cohort, number)
     # One more round that diverges may be the last one.
     is_watched = run.notes.diverging_rounds + 1 >= self.stop.rounds
     nested = run.next(cohort, is_watched)
@@ -168,8 +167,6 @@ class TrainingLoop:
       _check_query_examples(self.run.process, self.clients)
     if self.has_warned or (self.privacy and not self.diagnostics):
       return
-    if self.sampler.participation != sampling.Participation():
-      return  # Slow clients may not get to theirs.
     self.has_warned = True
     logging.warning(
       'Round %d: %d of %d clients have no query examples, by which clients '

@@ -16,7 +16,6 @@ from absl import flags
 from tasks import shared_options
 from tasks.errors import OptionError
 from tasks.experiment import config as config_lib
-from tasks.experiment.command_line.former import FORMER
 from tasks.experiment.config import Config
 from tasks.experiment.methods import algorithms
 from tasks.experiment.options.loop import DryRun
@@ -392,14 +391,14 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
   Raises:
     RecipeError: If a named recipe does not exist.
-    OptionError: If a flag has another name now.
+    OptionError: If an option without a flag is given as one.
   """
   expanded = recipes.expand(arguments)
   try:
     expanded = flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
   except (flags.Error, OSError):
     return expanded  # absl reports the error when it parses the flags.
-  _refuse_former(expanded)
+  _refuse_options(expanded)
   places = [
     place for place, a in enumerate(expanded) if a.startswith(_ALGORITHM)
   ]
@@ -412,21 +411,18 @@ def expand(arguments: Sequence[str]) -> list[str]:
 _ALGORITHM = '--algorithm='
 
 
-def _refuse_former(arguments: Sequence[str]) -> None:
-  """Refuse flags of earlier releases, with what took their place."""
+def _refuse_options(arguments: Sequence[str]) -> None:
+  """Refuse options without a flag that are given as flags."""
   for argument in arguments:
     if argument == '--':
       return
     name = argument.lstrip('-').partition('=')[0]
     if not argument.startswith('-') or name in flags.FLAGS:
       continue
-    for former in (name, name.removeprefix('no')):
-      choice = _known().get(former)
-      now = FORMER.get(former)
-      if now is None and choice is not None and choice.option.python_only:
-        now = f'{choice.argument}=VALUE'
-      if now is not None:
-        raise OptionError(f'--{former}: this flag is no more. Use {now}.')
+    for option in (name, name.removeprefix('no')):
+      choice = _known().get(option)
+      if choice is not None and choice.option.python_only:
+        raise OptionError(f'--{option}: give {choice.argument}=VALUE.')
 
 
 def parse(arguments: Sequence[str]) -> Config:

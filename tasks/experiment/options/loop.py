@@ -10,7 +10,6 @@ import sys
 from typing import ClassVar, TYPE_CHECKING
 
 from tasks.errors import OptionError
-from tasks.experiment.options.cohorts import Cohorts
 from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
@@ -47,7 +46,6 @@ class Loop(Options):
     at_least=0,
     at_most=1,
   )
-  cohorts: Cohorts = Cohorts()
   evaluate_every: int = option(
     50,
     'Rounds between evaluations on validation clients.',
@@ -73,7 +71,7 @@ class Loop(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuse incomplete early stopping, and latencies that have no effect."""
+    """Refuse incomplete early stopping."""
     super().__post_init__()
     if self.early_stopping_min_delta and self.early_stopping_patience is None:
       raise OptionError(
@@ -81,7 +79,6 @@ class Loop(Options):
         'without --early_stopping_patience no run ends early. Give both or '
         'none.'
       )
-    self.cohorts.check_reserve(self.oversample)
 
   def stopping_rule(self) -> programs.StoppingRule:
     """Return the rule that decides that a run has diverged."""
@@ -138,12 +135,6 @@ class Output(Options):
     "At the end, write the vectors of so many users for TensorBoard's "
     'embedding projector.',
     at_least=0,
-    may_change=True,
-  )
-  hook: str | None = option(
-    None,
-    'module:function that is told of every round, to send metrics to a tracker '
-    'such as W&B or MLflow.',
     may_change=True,
   )
   progress: bool | None = detail(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import dataclasses
 import pathlib
 import resource
 import sys
@@ -17,49 +16,20 @@ from tasks.experiment.config import Config
 from tasks.experiment.config import Runtime
 from tasks.experiment.options import privacy as privacy_lib
 from tasks.experiment.options.loop import Output
-from tasks.experiment.runs import hooks
 from tasks.experiment.runs import measuring
 from tasks.experiment.runs import releasing
 from tasks.experiment.runs import user_vectors
 from tasks.experiment.runs.communication import communication
 from tasks.experiment.runs.folder import finite
 from tasks.experiment.runs.folder import Folder
-from tasks.experiment.runs.folder import RESULT_FILE
+from tasks.experiment.runs.result import Result
 from tasks.experiment.trainable import Trainable
-from tff_partial import evaluation
 from tff_partial import runtimes
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
 
 _JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Result:
-  """The result of an experiment.
-
-  Attributes:
-    report: All measurements, in the form of `result.json`; docs/results.md and
-      `str` of this object show most of them.
-    trained: The weights and clients' states, of the best round and of the last;
-      None if the folder held the whole run already.
-  """
-
-  report: Mapping[str, Any]
-  trained: programs.TrainingResult | None = None
-
-  def __str__(self) -> str:
-    return table(self.report)
-
-  def check(self) -> None:
-    """Raise an error with advice if the run diverged.
-
-    Raises:
-      ProgramError: If it did.
-    """
-    if self.report['diverged']:
-      raise programs.ProgramError(_advice(self.report))
 
 
 def load(
@@ -115,13 +85,18 @@ def executing(
     yield context
 
 
-def run(config: Config, output: Output = Output()) -> Result:
+def run(
+  config: Config,
+  output: Output = Output(),
+  callbacks: Sequence[callbacks_lib.Callback] = (),
+) -> Result:
   """Train, evaluate the test clients, and return the result.
 
   Args:
     config: The experiment.
     output: Where to write. A run of the same experiment in the folder is
       resumed; without a folder, nothing is written.
+    callbacks: Called in order after each round; see `training.callbacks`.
 
   Raises:
     UserError: If the data, the options or the folder do not go together.
@@ -133,12 +108,11 @@ def run(config: Config, output: Output = Output()) -> Result:
     done = _claim(folder, config, output)
     if done is not None:
       return Result(done)
-  flags = {**config.flags(), **output.flags()}
-  with hooks.opened(output.hook, flags) as tracker:
-    report, trained = _run(config, output, tracker, folder)
-    total = time.perf_counter() - started
-    report['seconds'] = {**report['seconds'], 'total': total}
-    _tell(report, output, tracker)
+  report, trained = _run(config, output, callbacks, folder)
+  total = time.perf_counter() - started
+  report['seconds'] = {**report['seconds'], 'total': total}
+  if output.tensorboard and output.output_dir is not None:
+    _draw_tests(report, output.output_dir)
   report = finite(report)
   if folder is not None:
     folder.write_result(report)
@@ -159,7 +133,7 @@ class _Prepared(NamedTuple):
 def _prepared(
   config: Config,
   output: Output,
-  tracker: hooks.Tracker | None,
+  callbacks: Sequence[callbacks_lib.Callback],
   task: tasks_lib.Task,
 ) -> _Prepared:
   """Build what the rounds need."""
@@ -167,9 +141,6 @@ def _prepared(
   projector = None
   if output.projector and output.output_dir is not None:
     projector = user_vectors.Projector(trainable, task, output.projector)
-  callbacks = list(config.loop.callbacks(trainable.selection))
-  if tracker is not None:
-    callbacks.append(hooks.after_round(tracker))
   return _Prepared(
     trainable,
     trainable.clients(),
@@ -179,25 +150,25 @@ def _prepared(
       for name, measured in task.tests.items()
     },
     projector,
-    callbacks,
+    [*config.loop.callbacks(trainable.selection), *callbacks],
   )
 
 
 def _run(
   config: Config,
   output: Output,
-  tracker: hooks.Tracker | None,
+  callbacks: Sequence[callbacks_lib.Callback],
   folder: Folder | None,
 ) -> tuple[dict[str, Any], programs.TrainingResult]:
   """Train and evaluate; return the content of `result.json` and the weights."""
   task = load(config, releasing.at_start(config, folder))
   with executing(config.runtime) as context:
-    prepared = _prepared(config, output, tracker, task)
+    prepared = _prepared(config, output, callbacks, task)
     if releasing.is_due(config, folder):
       # Check everything with a placeholder before the draw.
       _check(config, output, prepared)
       task = releasing.drawn(config, folder, task)
-      prepared = _prepared(config, output, tracker, task)
+      prepared = _prepared(config, output, callbacks, task)
     trainable, clients, validation, tests, projector, callbacks = prepared
     trained = train_rounds(
       config, output, trainable, clients, validation, callbacks
@@ -233,20 +204,15 @@ def _run(
   }, trained
 
 
-def _tell(
-  report: Mapping[str, Any], output: Output, tracker: hooks.Tracker | None
-) -> None:
-  """Send the test metrics to the tracker and to TensorBoard."""
+def _draw_tests(report: Mapping[str, Any], output_dir: str) -> None:
+  """Add the test metrics to TensorBoard."""
   numbers = {
     f'test/{name}/{metric}': float(value)
     for name, measured in report['test'].items()
     for metric, value in measured.items()
     if isinstance(value, (int, float))
   }
-  if tracker is not None:
-    tracker.on_metrics(report['rounds'], numbers)
-  if output.tensorboard and output.output_dir is not None:
-    metrics_log.add_curves(output.output_dir, numbers, report['rounds'])
+  metrics_log.add_curves(output_dir, numbers, report['rounds'])
 
 
 def _claim(
@@ -334,7 +300,6 @@ def _checked(
     'select': trainable.selection if validation else None,
     'callbacks': callbacks,
     'privacy': trainable.accounting,
-    'participation': config.loop.cohorts.participation(),
   }
 
 
@@ -393,64 +358,6 @@ def _description(
     'diverged': trained.diverged,
     'ended_by': trained.ended_by,
   }
-
-
-def _advice(report: Mapping[str, Any]) -> str:
-  """Return advice about a run that diverged."""
-  train, validation = report['train'], report['validation']
-  in_training = ''
-  if train:  # Empty in a private run.
-    lost = train['num_not_finite']
-    in_training = (
-      f'the training loss was {float(train["loss"]):.4g}, {lost} of '
-      f'{evaluation.num_measured(train)} clients had no finite loss, and '
-    )
-  return (
-    f'The run diverged: at round {report["rounds"]} {in_training}the '
-    f'validation loss was {float(validation["loss"]):.4g}. Try --clip_norm=1, '
-    'a smaller learning rate, or another --seed, in another --output_dir; the '
-    f'best round so far is in {RESULT_FILE}.'
-  )
-
-
-def table(report: Mapping[str, Any]) -> str:
-  """Format the pooled metrics of a result as a table, and its privacy.
-
-  Args:
-    report: The content of `result.json`.
-  """
-  best = report['best']
-  rows = [(f'validation, round {report["rounds"]}', report['validation'])]
-  for name, last in report['test'].items():
-    rows += [
-      (f'test ({name}), round {report["rounds"]}', last),
-      (
-        f'test ({name}), best round {best["round"] or "-"}',
-        best['test'][name],
-      ),
-    ]
-  names = [
-    name
-    for name in rows[1][1]
-    if name != 'per_client' and not name.startswith('num_')
-  ]
-  width = max(len(label) for label, _ in rows)
-  columns = {name: max(12, len(name) + 2) for name in names}
-  lines = [' ' * width + ''.join(f'{n:>{w}}' for n, w in columns.items())]
-  for label, metrics in rows:
-    cells = (f'{_cell(metrics.get(name)):>{w}}' for name, w in columns.items())
-    lines.append(f'{label:<{width}}' + ''.join(cells))
-  if report['privacy']:
-    lines.append(privacy_lib.describe(report['privacy']))
-  return '\n'.join(lines)
-
-
-def _cell(value: Any) -> str:
-  """Format a number of the table, or a string: JSON has no infinity."""
-  if value is None:
-    return '-'  # Not measured here.
-  number = float(value)
-  return f'{number:.4{"f" if abs(number) < 1e6 else "g"}}'
 
 
 def peak_memory_mb() -> float:

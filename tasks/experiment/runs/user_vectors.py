@@ -20,8 +20,8 @@ from tff_partial import tiers
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
+from tff_partial.training import sampling
 from tff_partial.training.client_store import state_codec
-from tff_partial.training.participation import sampling
 
 VECTORS_FILE, NAMES_FILE = 'user_vectors.tsv', 'users.tsv'
 # The most numbers that a browser shows.

@@ -14,7 +14,7 @@ from tasks.task import Data
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import phases
-from tff_partial.training.participation import sampling
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')

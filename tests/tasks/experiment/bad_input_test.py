@@ -246,7 +246,6 @@ def test_no_client_has_enough_examples(tmp_path):
       ['--update_optimizer=sgd:momentum=1.5'],
       ['update_momentum=1.5', 'at most 1'],
     ),
-    (['--emnist_users=9'], ['--emnist_users: this flag is no more', '--users']),
     (['--oversample=0.5'], ['--oversample=0.5', 'at least 1']),
     (['--dropout_rate=1.5'], ['--dropout_rate=1.5', 'at most 1']),
     (['--flagfile={here}/no.flags'], ['flagfile', '{here}/no.flags']),

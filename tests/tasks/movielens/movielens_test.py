@@ -17,7 +17,7 @@ from tff_partial import phases
 from tff_partial.client import client_work
 from tff_partial.data import splits
 from tff_partial.training import personal_models
-from tff_partial.training.participation import sampling
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')

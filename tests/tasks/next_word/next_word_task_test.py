@@ -12,7 +12,7 @@ from tasks.experiment import from_recipe
 from tasks.experiment import run
 from tasks.experiment.config import Config
 from tasks.experiment.config import TASKS
-from tasks.experiment.runs.running import Result
+from tasks.experiment.runs.result import Result
 from tasks.experiment.trainable import Trainable
 from tasks.next_word import private_words
 from tasks.next_word import synthetic

@@ -16,7 +16,7 @@ from tasks.preference import models as preference_models
 from tasks.preference import preferences
 from tasks.task import Data
 import tff_partial
-from tff_partial.training.participation import sampling
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _SIZES = {'train': 20, 'validation': 10, 'test': 10}

@@ -13,7 +13,7 @@ from tasks.preference import speech as speech_preference
 from tasks.preference import speech_models
 from tasks.task import Data
 import tff_partial
-from tff_partial.training.participation import sampling
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 

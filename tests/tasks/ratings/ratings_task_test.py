@@ -29,7 +29,7 @@ from tests.support import commands
 from tff_partial.data import splits
 from tff_partial.data import vocabularies
 from tff_partial.exporting import running as exported_running
-from tff_partial.training.participation import sampling
+from tff_partial.training import sampling
 
 _TEXT = """user,film,stars,date
 bob,Heat,4,2001-02-03

@@ -21,7 +21,7 @@ import tff_partial
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.composition import Aggregation
-from tff_partial.training.participation import sampling
+from tff_partial.training import sampling
 
 _SIZES = subreddit_models.DocumentSizes(
   ngram_lengths=(3,),

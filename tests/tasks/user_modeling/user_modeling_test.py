@@ -18,7 +18,7 @@ from tasks.experiment.config import TASKS
 from tasks.experiment.methods.setting import Setting
 from tasks.experiment.options.hyperparameters import FedNoise
 from tasks.experiment.options.hyperparameters import Hpfl
-from tasks.experiment.runs.running import Result
+from tasks.experiment.runs.result import Result
 from tasks.experiment.trainable import Trainable
 from tasks.task import Data
 from tasks.task import OWN

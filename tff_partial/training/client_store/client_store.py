@@ -35,10 +35,10 @@ from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import sources
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training import files
+from tff_partial.training import sampling
 from tff_partial.training.client_store import fresh_states
 from tff_partial.training.client_store import sqlite_backend
 from tff_partial.training.client_store import state_codec
-from tff_partial.training.participation import sampling
 
 ClientStoreError = state_codec.ClientStoreError
 
