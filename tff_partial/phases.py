@@ -103,6 +103,11 @@ class Phase:
       a batch.
     predict_fn: Computes predictions that replace the model's, from these and
       the rest of the client's context; for phases that train nothing.
+    through: A phase with `Exact` that solves for LOCAL weights. Before each
+      step they are solved for again, and the gradient passes through the
+      solution: it includes how the solution moves with the weights that are
+      trained. By default, other weights are constants. The client's own LOCAL
+      weights stay as they are.
   """
 
   train: tuple[str, ...] = (tiers.GLOBAL,)
@@ -123,6 +128,7 @@ class Phase:
   weights_fn: tiers.WeightsFn | None = None
   measured: bool = False
   predict_fn: PredictFn | None = None
+  through: 'Phase | None' = None
   slots: str | None = None
   rate_factor: float | RateFactor = 1.0
 
@@ -137,6 +143,7 @@ class Phase:
         '`tiers.server_and_local_weights` or `tiers.personal_copy`.'
       )
     self._check_predict_fn()
+    self._check_through()
     if (
       tiers.GLOBAL in train
       and self.read is tiers.personal_copy
@@ -208,6 +215,26 @@ class Phase:
         f'train={self.train}: a phase that trains learns from the predictions '
         'of the model, so that it has no `predict_fn`. Measure in a phase of '
         'its own, with train=().'
+      )
+
+  def _check_through(self) -> None:
+    solve = self.through
+    if solve is None:
+      return
+    if (
+      not isinstance(solve, Phase)
+      or solve.exact is None
+      or solve.train != (tiers.LOCAL,)
+      or solve.max_steps == 0
+    ):
+      raise PhaseError(
+        f'through={solve!r}: gradients pass through the solution of '
+        f'Phase(train=({tiers.LOCAL!r},), optimizer=Exact()).'
+      )
+    if not self.train or self.exact or tiers.LOCAL in self.train:
+      raise PhaseError(
+        f'train={self.train}: a phase whose gradients pass through the '
+        f'solution for {tiers.LOCAL!r} weights trains others, by an optimizer.'
       )
 
   def _check_rates(self) -> None:

@@ -41,6 +41,7 @@ def build_fed_recon(
   update_steps: int | None = None,
   batch_size: int | None = 20,
   joint: bool = False,
+  through_solution: bool = False,
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
@@ -59,6 +60,9 @@ def build_fed_recon(
     batch_size: Examples per step; None for all.
     joint: True if the update also trains the local weights, together with the
       global ones.
+    through_solution: True if gradients of global weights pass through the
+      reconstruction, which is then an `Exact` solve before each update step.
+      By default reconstructed weights are constants, as in the paper.
     aggregation: How the server aggregates updates; by default their mean,
       weighted by `|D_q|`.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
@@ -72,18 +76,19 @@ def build_fed_recon(
     CompositionError, PhaseError: If the arguments do not fit together.
   """
   support, query = split or splits.halves()
+  reconstruct = Phase(
+    train=(LOCAL,),
+    on=support,
+    optimizer=reconstruction_optimizer or sgd(0.1),
+    batch_size=batch_size,
+    epochs=reconstruction_epochs,
+    max_steps=reconstruction_steps,
+  )
   return compose(
     model,
     client_state=stateless,
     work=[
-      Phase(
-        train=(LOCAL,),
-        on=support,
-        optimizer=reconstruction_optimizer or sgd(0.1),
-        batch_size=batch_size,
-        epochs=reconstruction_epochs,
-        max_steps=reconstruction_steps,
-      ),
+      reconstruct,
       Phase(
         train=(GLOBAL, LOCAL) if joint else (GLOBAL,),
         on=query,
@@ -92,6 +97,7 @@ def build_fed_recon(
         epochs=update_epochs,
         max_steps=update_steps,
         measured=True,
+        through=reconstruct if through_solution else None,
       ),
     ],
     aggregation=aggregation,

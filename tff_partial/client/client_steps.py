@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.client import exact_solves
 from tff_partial.client.descent import connected
 from tff_partial.client.descent import descend
 from tff_partial.client.descent import replaced
@@ -164,15 +165,22 @@ def _measured(
 class Steps:
   """Steps of a client in interleaved phases."""
 
-  def __init__(self, model: lookups.RowModel, context: ClientContext):
+  def __init__(
+    self,
+    model: lookups.RowModel,
+    context: ClientContext,
+    part_seed: tf.Tensor,
+  ):
     """Store what does not change between steps.
 
     Args:
       model: The client's model.
       context: The client's context before the steps.
+      part_seed: int32 `[2]`, for random parts of its examples.
     """
     self._model = model
     self._context = context
+    self._part_seed = part_seed
 
   def _knows(
     self,
@@ -189,6 +197,22 @@ class Steps:
       seed=random_bits.fold_in(seed, what),
       batch=Batch.of(batch, is_real, predictions),
     )
+
+  def _solution(
+    self, phase: phases.Phase, trained: tiers.Weights
+  ) -> tuple[exact_solves.ExactSolve | None, Any]:
+    """Return the solve that a phase's gradients pass through, if there is one.
+
+    Args:
+      phase: The phase.
+      trained: The weights that are trained, as they are now.
+    """
+    if phase.through is None:
+      return None, None
+    solve = exact_solves.ExactSolve(
+      phase.through, self._model, self._context, self._part_seed
+    )
+    return solve, solve.solve(replaced(self._context.weights, trained))
 
   def step(
     self,
@@ -217,9 +241,12 @@ class Steps:
       phase = turn.phase
       seed = random_bits.fold_in(turn.seed, number)
       mine = trained_by([phase], state.trained)
+      solve, solution = self._solution(phase, state.trained)
       with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(mine)
         weights = replaced(self._context.weights, state.trained)
+        if solve is not None:
+          weights = solve.followed(weights, solution)
         objective, predictions = tf.constant(0.0), None
         if phase.use_model_loss or turn.measured:
           predictions, regularization = self._model.predict(

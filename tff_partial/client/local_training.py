@@ -141,7 +141,9 @@ def run(
       _, *values = tf.while_loop(
         lambda step, *_, batches=batches: step < batches.number,
         functools.partial(
-          Steps(model, done.context).step, _turns(named, seed), batches.at
+          Steps(model, done.context, part_seed).step,
+          _turns(named, seed),
+          batches.at,
         ),
         (tf.constant(0), *_first_state(named, done, round_number)),
         parallel_iterations=1,
@@ -235,12 +237,8 @@ def _solved(
 ) -> ClientResult:
   """Return the result after a phase that solves exactly."""
   context = before.context
-  trained = exact_solves.solved(
-    phase,
-    model,
-    context,
-    phase.on.choose(context.examples, context.count, part_seed),
-  )
+  solve = exact_solves.ExactSolve(phase, model, context, part_seed)
+  trained = solve.solved()
   num_steps = dict(before.num_steps)
   for tier in phase.train:
     num_steps[tier] = num_steps.get(tier, 0) + 1

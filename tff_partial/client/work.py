@@ -138,6 +138,8 @@ def check(work: phases.Work, model: models.PartialModel) -> None:
       )
     if phase.exact is not None and phase.max_steps != 0:
       _check_exact(phase, model)
+    if phase.through is not None:
+      _check_exact(phase.through, model)
 
 
 def _check_exact(phase: phases.Phase, model: models.PartialModel) -> None:

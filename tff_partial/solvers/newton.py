@@ -62,10 +62,12 @@ class Solution(NamedTuple):
     weights: float32 `[weights]`.
     covariance: The inverse of half the Hessian, float32 `[weights, weights]`;
       None unless asked for.
+    solve: Solves a system with the Hessian at the minimum, for `[weights]`.
   """
 
   weights: tf.Tensor
   covariance: tf.Tensor | None
+  solve: Callable[[tf.Tensor], tf.Tensor]
 
 
 class _Local(NamedTuple):
@@ -123,12 +125,19 @@ def minimize(
     change -= nearest.solve(nearest.gradient[:, None])[:, 0]
   else:
     change = _newton(settings.newton_steps, problem, change)
+
+  def solve(right: tf.Tensor) -> tf.Tensor:
+    local = nearest if nearest.is_exact else problem.nearest(change)
+    return tf.cast(local.solve(tf.cast(right, change.dtype)), tf.float32)
+
   covariance = None
   if settings.covariance is not None:
-    nearest = nearest if nearest.is_exact else problem.nearest(change)
-    unit = tf.eye(flat.size, dtype=change.dtype)
-    covariance = tf.cast(2.0 * nearest.solve(unit), tf.float32)
-  return Solution(problem.weights(change), covariance)
+    covariance = 2.0 * solve(tf.eye(flat.size, dtype=change.dtype))
+  return Solution(
+    problem.weights(change),
+    covariance,
+    lambda right: solve(right[:, None])[:, 0],
+  )
 
 
 def _newton(

@@ -33,7 +33,7 @@ _FED_RECON = building.Algorithm(
   user=tasks_lib.OWN,
   personal=_PERSONAL,
   always_personalises=True,
-  reads=('joint',),
+  reads=('joint', 'through_solution'),
 )
 _FED_PROTO = building.Algorithm(
   building.fed_proto,
@@ -89,7 +89,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     always_personalises=True,
-    reads=('joint', *memorizing.TUNING),
+    reads=('joint', 'through_solution', *memorizing.TUNING),
   ),
   'fed_recon_knn_per': memorizing.knn_per(_FED_RECON),
   'fed_recon_cache': memorizing.ngram_cache(_FED_RECON),

@@ -134,6 +134,7 @@ def fed_recon(
     update_steps=update.max_steps,
     batch_size=update.batch_size,
     joint=run.hyperparameters.joint,
+    through_solution=run.hyperparameters.through_solution,
     **run.server_arguments(),
   )
 

@@ -326,6 +326,11 @@ class Hyperparameters(Options):
   joint: bool = option(
     False, 'Train local weights in the update phase of FedRecon, too.'
   )
+  through_solution: bool = detail(
+    False,
+    'Gradients of FedRecon pass through an exact reconstruction, which is '
+    'otherwise a constant: --reconstruction_optimizer=exact.',
+  )
   learned_first_values: bool = option(
     False,
     'Local weights begin with values that all clients learn together, instead '
