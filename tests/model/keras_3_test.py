@@ -231,6 +231,23 @@ def test_a_user_gets_a_model_of_keras_3(trained):
   )
 
 
+def test_exact_solves_are_those_of_keras_2():
+  found = []
+  for of in (keras, tf.keras):
+    model = partial(ratings, of, seed=3)
+    process = tff_partial.algorithms.build_fed_recon(
+      model,
+      reconstruction_optimizer=tff_partial.Exact(),
+      through_solution=True,
+    )
+    result = tff_partial.train(
+      process, clients(model), rounds=2, clients_per_round=5, seed=1
+    )
+    found.append(result.weights.trainable[tiers.GLOBAL])
+  for mine, theirs in zip(*(w.values() for w in found), strict=True):
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_what_dropout_draws_follows_from_the_seed():
   def drawn(of, seed, training=True):
     model = partial(lambda of: ratings(of, dropout=0.5), of)

@@ -25,6 +25,7 @@ import tensorflow_federated as tff
 from tests.support import planted
 import tff_partial
 from tff_partial import algorithms
+from tff_partial import Exact
 from tff_partial import Phase
 from tff_partial import runtimes
 from tff_partial import sgd
@@ -110,6 +111,19 @@ def test_the_bits_are_those_of_the_cohort_runtime(context, process, expected):
     planted.assert_same(_train(process), expected)
   assert len(set(_workers(context))) == 2
   assert os.getpid() not in _workers(context)
+
+
+def test_exact_solves_have_the_same_bits(context):
+  """Of a user's vector, and of the gradient through it."""
+  process = algorithms.build_fed_recon(
+    planted.factorization(),
+    reconstruction_optimizer=Exact(),
+    through_solution=True,
+  )
+  with runtimes.cohort(jit=False):
+    expected = _train(process)
+  with context:
+    planted.assert_same(_train(process), expected)
 
 
 @pytest.mark.parametrize('seconds', [None, 0.02])
