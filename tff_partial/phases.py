@@ -346,34 +346,6 @@ class Phase:
     )
 
 
-def exact_first(training: Phase, **settings: Any) -> list[Phase]:
-  """Return phases that solve for weights, then train the others by steps.
-
-  Args:
-    training: Training of several tiers, with an optimizer for each tier, of
-      which some may be `Exact`; or with one optimizer for all.
-    **settings: Replace those of `training`, such as `train`.
-
-  Returns:
-    A phase of what is solved for, if any, and one of the rest.
-  """
-  of_tiers = training.optimizer
-  train = settings.get('train', training.train)
-  if not isinstance(of_tiers, Mapping):
-    return [dataclasses.replace(training, **settings)]
-  solved = tuple(t for t in train if isinstance(of_tiers.get(t), Exact))
-  rest = tuple(t for t in train if t not in solved)
-  by_steps = dataclasses.replace(training, **{**settings, 'train': rest})
-  schedule = {name: getattr(Phase, name) for name in (*SCHEDULE[1:], *_STEPS)}
-  exact = [
-    dataclasses.replace(
-      by_steps, train=(tier,), optimizer=of_tiers[tier], **schedule
-    )
-    for tier in solved
-  ]
-  return [*exact, by_steps]
-
-
 class Interleaved(NamedTuple):
   """Phases that take turns on each batch, instead of one after another.
 
@@ -399,8 +371,6 @@ SCHEDULE = (
   *('on', 'batch_size', 'drop_remainder'),
   *('epochs', 'max_steps', 'shuffle'),
 )
-# Further settings that only steps have.
-_STEPS = ('steps_per_batch', 'rate_factor', 'slots', 'measured')
 
 
 def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:

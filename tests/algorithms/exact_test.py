@@ -19,7 +19,6 @@ from tff_partial.data import splits
 from tff_partial.evaluation import build_evaluation
 from tff_partial.model import keras_models
 from tff_partial.model import models
-from tff_partial.phases import exact_first
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
 from tff_partial.phases import PhaseError
@@ -27,6 +26,7 @@ from tff_partial.phases import sgd
 from tff_partial.solvers.exact import Exact
 from tff_partial.solvers.exact import ExactError
 from tff_partial.solvers.exact import Prior
+from tff_partial.templates.partial_training import exact_first
 
 _NUM_FEATURES = 4
 _DRAW = np.random.default_rng(0)

@@ -5,8 +5,9 @@ turn, as in FedAlt and FedRep. The papers differ in the names of the two, in the
 part of a model that is local, and in their treatment of new clients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 from tff_partial import evaluation
 from tff_partial import phases
@@ -20,9 +21,13 @@ from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.solvers.exact import Exact
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL
+
+# Settings of a phase that only steps have, besides its batches.
+_STEPS = ('steps_per_batch', 'rate_factor', 'slots', 'measured')
 
 
 def build_simultaneous(
@@ -53,11 +58,41 @@ def build_simultaneous(
   return compose(
     model,
     client_state=persist_local,
-    work=phases.exact_first(training, train=(GLOBAL, LOCAL), measured=True),
+    work=exact_first(training, train=(GLOBAL, LOCAL), measured=True),
     aggregation=aggregation,
     server_optimizer=server_optimizer,
     statistics=statistics,
   )
+
+
+def exact_first(training: Phase, **settings: Any) -> list[Phase]:
+  """Return phases that solve for weights, then train the others by steps.
+
+  Args:
+    training: Training of several tiers, with an optimizer for each tier, of
+      which some may be `Exact`; or with one optimizer for all.
+    **settings: Replace those of `training`, such as `train`.
+
+  Returns:
+    A phase of what is solved for, if any, and one of the rest.
+  """
+  of_tiers = training.optimizer
+  train = settings.get('train', training.train)
+  if not isinstance(of_tiers, Mapping):
+    return [dataclasses.replace(training, **settings)]
+  solved = tuple(t for t in train if isinstance(of_tiers.get(t), Exact))
+  rest = tuple(t for t in train if t not in solved)
+  by_steps = dataclasses.replace(training, **{**settings, 'train': rest})
+  schedule = {
+    name: getattr(Phase, name) for name in (*phases.SCHEDULE[1:], *_STEPS)
+  }
+  exact = [
+    dataclasses.replace(
+      by_steps, train=(tier,), optimizer=of_tiers[tier], **schedule
+    )
+    for tier in solved
+  ]
+  return [*exact, by_steps]
 
 
 def build_alternating(
