@@ -237,10 +237,12 @@ class _RowMeanFactory(WeightedFactory):
 
 
 class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Factory of sums of rows: clients send some rows of a table, with ids.
+  """Factory of sums of rows of a table, which are alike for each client.
 
-  A client's value is a mapping of `ids`, int32 `[rows]`, which may repeat, and
-  `values`, `[rows, columns]`; the result is `[num_rows, columns]`.
+  A client's value is a mapping of `ids`, int32 `[rows]`, which may repeat,
+  `weights`, `[rows, parts]`, and `parts`, `[parts, columns]`: each of its rows
+  is a weighted sum of the same few parts, and is computed where it is added.
+  The result is `[num_rows, columns]`.
   """
 
   def __init__(self, num_rows: int):
@@ -253,18 +255,19 @@ class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Create the process."""
-    values = value_type['values']
-    shape = [self._num_rows, *values.shape[1:]]
+    parts = value_type['parts']
+    shape = [self._num_rows, *parts.shape[1:]]
 
     @tff.tensorflow.computation
     def zero() -> Any:
-      return tf.zeros(shape, values.dtype)
+      return tf.zeros(shape, parts.dtype)
 
     total_type = zero.type_signature.result
 
     @tff.tensorflow.computation(total_type, value_type)
     def accumulate(total: Any, sent: Any) -> Any:
-      return rows.Change(sent['ids'], sent['values']).added_to(total)
+      values = tf.matmul(sent['weights'], sent['parts'])
+      return rows.Change(sent['ids'], values).added_to(total)
 
     @tff.tensorflow.computation(total_type, total_type)
     def merge(one: Any, other: Any) -> Any:

@@ -96,6 +96,39 @@ def test_mean_of_rows_by_hand():
 # ---- in a round --------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+  'runtime',
+  [runtimes.native, runtimes.cohort, lambda: runtimes.cohort(jit=False)],
+)
+def test_sums_of_rows_by_hand(runtime):
+  draw = np.random.default_rng(0)
+  sent = [
+    {
+      'ids': draw.integers(0, 4, number).astype(np.int32),
+      'weights': draw.integers(0, 9, [number, 2]).astype(np.float32),
+      'parts': draw.integers(0, 9, [2, 3]).astype(np.float32),
+    }
+    for number in (5, 1, 0, 7)
+  ]
+  process = aggregators.SumOfRowsFactory(6).create(
+    tff.to_type(
+      collections.OrderedDict(
+        ids=_type(np.int32, None),
+        weights=_type(np.float32, None, 2),
+        parts=_type(np.float32, 2, 3),
+      )
+    )
+  )
+  wanted = np.zeros([6, 3])
+  for client in sent:
+    np.add.at(wanted, client['ids'], client['weights'] @ client['parts'])
+  with runtime():
+    state = process.initialize()
+    for _ in range(2):  # Adding in place leaves the zeros of a round alone.
+      found = process.next(state, sent).result
+      np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.fixture(scope='module', name='model')
 def fixture_model():
   return planted.factorization()

@@ -163,14 +163,18 @@ def _item_sums(client: ClientContext, packing: posteriors.Packing) -> Any:
   by_bias = tf.concat([mean[:1], second[1:, 0]], 0)
   labels = client.examples['y'] - client.weight(GLOBAL, posteriors.MEAN)
   labels /= client.weight(GLOBAL, posteriors.UNIT)
-  right = labels[:, None] * one - by_bias
-  weight = client.example_weights
-  rows = tf.concat(
-    [tf.ones_like(labels)[:, None] * packing.pack(square), right], 1
-  )
+  triangle, is_real = packing.pack(square), client.is_real[:, None]
+  weights = tf.stack([tf.ones_like(labels), labels], 1)
+  weights *= client.example_weights[:, None]
   return collections.OrderedDict(
     ids=tf.where(client.is_real, client.examples['x'], 0),
-    values=tf.where(client.is_real[:, None], weight[:, None] * rows, 0.0),
+    weights=tf.where(is_real, weights, 0.0),
+    parts=tf.stack(
+      [
+        tf.concat([triangle, -by_bias], 0),
+        tf.concat([tf.zeros_like(triangle), one], 0),
+      ]
+    ),
   )
 
 

@@ -129,12 +129,13 @@ def _of_user(
 
 
 def _of_items(client: ClientContext, packing: rating_posteriors.Packing) -> Any:
-  """Return a row for each interaction: the normal equations of its item."""
+  """Return for each interaction the same row: the normal equations of items."""
   user = client.weight(LOCAL, factors.USER)
   row = tf.concat([tf.ones([1]), packing.pack(user[:, None] * user), user], 0)
   return collections.OrderedDict(
     ids=tf.where(client.is_real, client.examples['x'], 0),
-    values=client.example_weights[:, None] * row,
+    weights=client.example_weights[:, None],
+    parts=row[None],
   )
 
 
