@@ -241,8 +241,7 @@ class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
 
   A client's value is a mapping of `ids`, int32 `[rows]`, which may repeat,
   `weights`, `[rows, parts]`, and `parts`, `[parts, columns]`: each of its rows
-  is a weighted sum of the same few parts, and is computed where it is added.
-  The result is `[num_rows, columns]`.
+  is a weighted sum of these. The result is `[num_rows, columns]`.
   """
 
   def __init__(self, num_rows: int):

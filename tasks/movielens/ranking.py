@@ -46,7 +46,12 @@ _KNOWN = 0.8
 
 
 class MovieLensRanking(Task):
-  """Users as clients, the films that they rated as examples."""
+  """Users as clients, the films that they rated as examples.
+
+  Attributes:
+    ratings: All ratings.
+    frames: The interactions of each part, held-out ones with `is_query` 1.
+  """
 
   name = RankingOptions.name
   selection_metric = 'ndcg_10'
@@ -72,7 +77,7 @@ class MovieLensRanking(Task):
     frame = frame[number >= options.min_examples]
     if options.random_tastes:
       frame = _with_random_tastes(frame, ratings.num_items, seed)
-    self._frames = self._divided(frame)
+    self.frames = self._divided(frame)
 
   def _divided(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the frame of each part, with held-out interactions marked."""
@@ -108,7 +113,7 @@ class MovieLensRanking(Task):
           'interactions': len(frame),
           'held_out': int(frame['is_query'].sum()) if part != TRAIN else 0,
         }
-        for part, frame in self._frames.items()
+        for part, frame in self.frames.items()
       },
     }
 
@@ -188,7 +193,7 @@ class MovieLensRanking(Task):
   ) -> populations.Population:
     """Pack the users of one part: TRAIN, VALIDATION or TEST."""
     return tff_partial.from_pandas(
-      self._frames[part],
+      self.frames[part],
       example_spec,
       client_id='user_id',
       inputs='item_id',
