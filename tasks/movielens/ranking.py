@@ -186,6 +186,8 @@ class MovieLensRanking(Task):
       self.ratings.num_items,
       split=clients.split or splits.by_mark(),
       output=None if isinstance(outputs, tf.TensorSpec) else ranking.SCORE,
+      # Users have one held-out film, or a fifth of theirs.
+      batch_size=1 if self._options.protocol == shared.SEEN else 8,
     )
 
   def clients(
