@@ -247,7 +247,6 @@ def load(
     {
       **settings,
       'process': run_settings.of_process(process),
-      run_settings.IN_WORDS: run_settings.in_words(process),
       **({run_settings.RELEASED: released} if released else {}),
     },
     output_dir,

@@ -1,14 +1,10 @@
 """Settings of a run, so that no other resumes from its checkpoints."""
 
 from collections.abc import Mapping
-import dataclasses
-import json
 from typing import Any
 
-from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
-from tff_partial.arguments import optimizers
 from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
 from tff_partial.training import evaluation_sets
@@ -26,8 +22,6 @@ _SETTINGS = {
   'examples': "clients' examples",
   RELEASED: 'release before the first round, such as a private vocabulary,',
 }
-# Kept with the fingerprint of a process, to describe what has changed.
-IN_WORDS = 'process in words'
 
 
 def describe(
@@ -63,7 +57,6 @@ def describe(
     'select': str(select),
     'privacy': 'None',
     'process': of_process(process),
-    IN_WORDS: in_words(process),
     **_described(clients, sample),
   }
   if privacy is not None:
@@ -98,37 +91,6 @@ def of_process(process: processes.PartialProcess) -> str:
   )
 
 
-def in_words(process: processes.PartialProcess) -> str:
-  """Describe the parts of a process, as far as possible, in JSON.
-
-  Args:
-    process: The process.
-  """
-  found = {'model': ' '.join(repr(process.model).split())}
-  work = process.work.work if process.work is not None else ()
-  for number, phase in enumerate(phases.all_phases(work), 1):
-    for field in dataclasses.fields(phase):
-      value = getattr(phase, field.name)
-      found[f'phase {number}, {field.name}'] = (
-        value.name if field.name == 'on' else optimizers.in_words(value)
-      )
-  return json.dumps(found)
-
-
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-  """Describe which parts of a process have changed, if known."""
-  old, new = (json.loads(one.get(IN_WORDS, '{}')) for one in (before, now))
-  changed = [
-    f'{name} was {old.get(name, "nothing")} and is now '
-    f'{new.get(name, "nothing")}'
-    for name in {**old, **new}
-    if old.get(name) != new.get(name)
-  ]
-  if old and new and changed:
-    return '; '.join(changed)
-  return 'it is another one, for instance in what the server does'
-
-
 def _described(
   clients: cohorts.ClientSource, sample: int | None
 ) -> dict[str, str]:
@@ -154,18 +116,17 @@ def check(
   for name in {**before, **now}:
     if name == RELEASED and name not in before:
       continue  # Runs of older versions lack it.
-    if name != IN_WORDS and before.get(name) != now.get(name):
+    if before.get(name) != now.get(name):
       break
   else:
     return
   what = f'the {_SETTINGS[name]}' if name in _SETTINGS else name
   noted = [one.get(name, 'nothing') for one in (before, now)]
   changed = f'{what} was {noted[0]} and is now {noted[1]}'
-  if name.endswith('process'):
-    changed = f'{what}: {_changed(before, now)}'
-  elif name.endswith('examples'):
-    changed = f'{what} are others'  # Fingerprints explain nothing.
-  elif name.endswith('evaluation'):
+  # Fingerprints explain nothing.
+  if name.endswith('examples'):
+    changed = f'{what} are others'
+  elif name.endswith(('process', 'evaluation')):
     changed = f'{what}: it is another one'
     if 'nothing' in noted:
       changed = f'{what}: there {"is" if noted[0] != "nothing" else "was"} none'

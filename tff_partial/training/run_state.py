@@ -16,7 +16,6 @@ from tff_partial.dp import privacy_plans
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training import checkpoints
 from tff_partial.training import client_errors
-from tff_partial.training import divergence
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import selection
@@ -78,7 +77,6 @@ class Run:
     best_server_state: Server state other than these weights; None if there is
       none.
     round: Number of rounds done.
-    begun: Inputs of the last round, if it was watched.
     notes: Everything else that is known.
   """
 
@@ -100,7 +98,6 @@ class Run:
     self.best_weights = process.get_model_weights(self.state)
     self.best_server_state = self.server_state
     self.round = 0
-    self.begun: divergence.Begun | None = None
     self.notes = Notes()
     if privacy is not None and not privacy.simulation:
       self.notes.secret = secrets.randbits(128)
@@ -140,22 +137,16 @@ class Run:
     """True if client states take so much memory that they should be saved."""
     return self.store is not None and self.store.is_full
 
-  def next(
-    self, clients: cohorts.Cohort, is_watched: bool = False
-  ) -> Mapping[str, Any]:
+  def next(self, clients: cohorts.Cohort) -> Mapping[str, Any]:
     """Run a round with some clients and return its metrics.
 
     Args:
       clients: The cohort.
-      is_watched: True to keep the round's inputs in `begun`.
     """
     ids = clients.client_ids
     kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
     if self.store is not None:
       kept = client_rows.fitted(self.store.read(ids), self.store.type, clients)
-    self.begun = None
-    if is_watched:
-      self.begun = divergence.Begun(self.state, kept, clients)
     with client_errors.naming(f'Round {self.round + 1}', clients):
       output = self.process.next(self.state, kept, clients)
     if self.store is not None:

@@ -5,6 +5,8 @@ import dataclasses
 import math
 from typing import Any
 
+from tff_partial import evaluation
+
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
@@ -87,3 +89,27 @@ class StoppingRule:
     # `factor` times the first loss; allows for negative losses.
     rise = (self.factor - 1.0) * abs(first_loss or 0.0)
     return first_loss is not None and loss > first_loss + rise
+
+
+def describe_divergence(
+  number: int, rounds: int, train: Mapping[str, Any] | None
+) -> str:
+  """Describe how a run diverged, with a remedy.
+
+  Args:
+    number: The last round.
+    rounds: Number of rounds of the whole run.
+    train: That round's training metrics; None to leave them out.
+  """
+  told = f'The run diverged; it ended after round {number} of {rounds}. '
+  if train:
+    told += (
+      f'In that round {int(train["num_not_finite"])} of '
+      f'{evaluation.num_measured(train)} clients had no finite loss or '
+      f'weights, and the loss was {float(train["loss"]):.4g}. '
+    )
+  return (
+    f'{told}Try a smaller learning rate at the clients or at the server, or '
+    'clip what clients send: Aggregation(aggregators.robust()), or '
+    '--clip_norm=1 on the command line.'
+  )

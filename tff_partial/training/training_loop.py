@@ -19,7 +19,6 @@ from tff_partial.dp import privacy as privacy_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
-from tff_partial.training import divergence
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import results
@@ -125,9 +124,7 @@ class TrainingLoop:
     number = run.round + 1
     asked = self.sampler.cohort(number)
     cohort = self.clients.cohort(asked, self.sampler.seeds(number, asked))
-    # One more round that diverges may be the last one.
-    is_watched = run.notes.diverging_rounds + 1 >= self.stop.rounds
-    nested = run.next(cohort, is_watched)
+    nested = run.next(cohort)
     metrics = metrics_log.flatten(nested)
     seconds = time.perf_counter() - begun
     self.durations.append(seconds)
@@ -249,9 +246,7 @@ class TrainingLoop:
     if has_diverged:
       logging.warning(
         '%s',
-        divergence.describe(
-          run.process, run.round, self.rounds, train, run.begun
-        ),
+        selection.describe_divergence(run.round, self.rounds, train),
       )
     return results.TrainingResult(
       state=run.state,
