@@ -111,18 +111,6 @@ def test_a_seed_counts_once(tmp_path):
     _settings(tmp_path)
 
 
-def test_an_unknown_flag_is_named(tmp_path):
-  _write(tmp_path, 'a', rate=1)
-  _write(tmp_path, 'b', rate=2)
-  with pytest.raises(AnalysisError, match="a flag 'speed'.*These differ: rate"):
-    _settings(tmp_path, 'speed')
-
-
-def test_a_folder_is_found_once(tmp_path):
-  folder = _write(tmp_path, 'a')
-  assert len(run_folders.find([tmp_path, folder])) == 1
-
-
 def test_missing_and_damaged_folders_are_refused(tmp_path):
   with pytest.raises(AnalysisError, match='no such folder'):
     run_folders.find([tmp_path / 'nowhere'])
@@ -270,17 +258,6 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     curves.read(run, 'loss')
 
 
-def test_a_run_that_never_began_leaves_no_trace(tmp_path):
-  folder = _write(tmp_path, 'a', ended=False)
-  (folder / 'metrics.csv').unlink()
-  (run,) = run_folders.find([folder])
-  trace = curves.read(run, 'loss')
-  assert trace.state == 'unfinished'
-  assert trace.values.empty
-  with pytest.raises(AnalysisError, match='no round of any run'):
-    curves.draw({'a': [trace]}, tmp_path / 'a.png', metric='loss')
-
-
 @pytest.mark.slow
 def test_curves_are_drawn_and_lost_runs_with_them(tmp_path):
   def line(last: int, state: str = 'done') -> curves.Trace:
@@ -309,7 +286,7 @@ def test_curves_are_drawn_and_lost_runs_with_them(tmp_path):
 def test_a_run_that_diverged_does_not_flatten_the_others(tmp_path, monkeypatch):
   seen = []
   monkeypatch.setattr(
-    figures, 'label_ends', lambda axes, ends: seen.append(axes.get_ylim())
+    figures, 'add_legend', lambda axes: seen.append(axes.get_ylim())
   )
   curves.draw(
     {
@@ -370,14 +347,6 @@ def test_traffic_that_was_not_counted_is_refused(tmp_path, more, message):
   traces = [curves.read(run, 'loss') for run in setting.runs]
   with pytest.raises(AnalysisError, match=message):
     curves.over_traffic(traces, setting.runs, curves.BYTES)
-
-
-def test_labels_do_not_cover_one_another():
-  wanted, heights = [0.5, 0.52, 0.51, 0.99, 0.0], [0.1] * 5
-  places = figures.spread(wanted, heights)
-  # The three in the middle move apart around theirs, in their order.
-  np.testing.assert_allclose(places, [0.41, 0.61, 0.51, 0.95, 0.05], atol=1e-9)
-  assert figures.spread([], []) == []
 
 
 def test_axes_say_what_they_count_in():

@@ -167,7 +167,7 @@ def draw(
   smooth: int = 1,
   over: str = ROUNDS,
 ) -> pathlib.Path:
-  """Draw learning curves, each with its label at its end.
+  """Draw learning curves, with a legend.
 
   Args:
     lines: Label to its repetitions.
@@ -182,7 +182,6 @@ def draw(
   figure = figures.new(8.0, 4.6)
   axes = figure.add_subplot()
   figures.tidy(axes)
-  ends: list[tuple[float, float, str, Any]] = []
   heights: list[float] = []
   for number, (label, traces) in enumerate(lines.items()):
     look = figures.style(number)
@@ -195,14 +194,9 @@ def draw(
     if done:
       line = _draw_mean(axes, label, done, metric, look)
       heights.extend(line.to_numpy().ravel())
-      ending = line['mean']
-    elif broken:
-      ending = max(broken, key=len)
-    else:
-      continue
-    text = label + _note(traces)
-    ends.append((ending.index[-1], ending.iloc[-1], text, look['color']))
-  if not ends:
+    if done or broken:
+      axes.plot([], [], label=label + _note(traces), **look)
+  if not axes.lines:
     raise AnalysisError(
       f'{path}: there is no round of any run to draw. Train some rounds first.'
     )
@@ -211,7 +205,6 @@ def draw(
     low, high = min(heights), max(heights)
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     axes.set_ylim(low - margin, high + margin)
-  axes.set_xlim(right=max(end[0] for end in ends))
   axes.set_xlabel(
     'round' if over == ROUNDS else f'{over} loaded and sent by all clients',
     color=figures.INK,
@@ -220,7 +213,7 @@ def draw(
   if smooth > 1:
     name += f'\nmean of the last {smooth} values'
   axes.set_ylabel(name, color=figures.INK)
-  figures.label_ends(axes, ends)
+  figures.add_legend(axes)
   return figures.save(figure, path)
 
 

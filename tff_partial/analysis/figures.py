@@ -5,13 +5,10 @@ import io
 import os
 import pathlib
 import re
-import textwrap
 from typing import Any
 
 from matplotlib import figure as matplotlib_figure
-import numpy as np
 import pandas as pd
-from sklearn import isotonic
 
 # Distinguishable for colour-blind people, and dark enough for thin lines.
 COLOURS = (
@@ -84,66 +81,11 @@ def tidy(axes: Any) -> None:
   axes.set_axisbelow(True)
 
 
-def label_ends(
-  axes: Any, ends: Sequence[tuple[float, float, str, Any]]
-) -> None:
-  """Write each line's label next to its end, without overlaps.
-
-  Args:
-    axes: The axes, with their final limits.
-    ends: Last x and y of each line, its label and its colour.
-  """
-  low, high = axes.get_ylim()
-  texts = [textwrap.fill(label, 30) or label for _, _, label, _ in ends]
-  height = axes.figure.get_size_inches()[1] * 72 * 0.8
-  heights = [(11.0 * (1 + text.count('\n')) + 3.0) / height for text in texts]
-  places = spread([(y - low) / (high - low) for _, y, _, _ in ends], heights)
-  for (x, y, _, colour), text, place in zip(ends, texts, places, strict=True):
-    axes.annotate(
-      text,
-      xy=(x, min(max(y, low), high)),
-      xytext=(1.03, place),
-      textcoords='axes fraction',
-      color=colour,
-      fontsize=9,
-      va='center',
-      annotation_clip=False,
-      arrowprops={
-        'arrowstyle': '-',
-        'color': colour,
-        'linewidth': 0.6,
-        'alpha': 0.5,
-        'relpos': (0, 0.5),
-        'shrinkA': 1,
-        'shrinkB': 2,
-      },
-    )
-
-
-def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-  """Move labels apart until none covers another.
-
-  Args:
-    wanted: The desired centers, in fractions of the axis.
-    heights: The labels' heights, in the same unit.
-
-  Returns:
-    The centers, in the same vertical order, inside the axis if they fit.
-  """
-  if not len(wanted):
-    return []
-  order = np.argsort(wanted, kind='stable')
-  tall = np.asarray(heights, float)[order]
-  # After subtracting the room that the labels take, places only have to be
-  # ascending: isotonic regression finds the nearest ones.
-  taken = np.concatenate([[0.0], np.cumsum((tall[:-1] + tall[1:]) / 2)])
-  lowest = tall[0] / 2
-  highest = max(1.0 - tall[-1] / 2 - taken[-1], lowest)
-  places = np.empty(len(order))
-  places[order] = taken + isotonic.isotonic_regression(
-    np.asarray(wanted, float)[order] - taken, y_min=lowest, y_max=highest
+def add_legend(axes: Any) -> None:
+  """Add a legend of all labelled lines beside the axes."""
+  axes.legend(
+    frameon=False, fontsize=9, loc='upper left', bbox_to_anchor=(1.0, 1.0)
   )
-  return places.tolist()
 
 
 def draw_even(
@@ -155,7 +97,7 @@ def draw_even(
   metric: str,
   joined: bool = True,
 ) -> pathlib.Path:
-  """Draw lines over evenly spaced values, each with its label at its end.
+  """Draw lines over evenly spaced values.
 
   Args:
     lines: Label to the columns `mean` and `std`, by value. A cross at the
@@ -169,7 +111,6 @@ def draw_even(
   figure = new(6.4, 4.2)
   axes = figure.add_subplot()
   tidy(axes)
-  ends: list[tuple[float, float, str, Any]] = []
   for number, (label, line) in enumerate(lines.items()):
     look = style(number if joined else number % len(COLOURS))
     look['linestyle'] = look['linestyle'] if joined else ''
@@ -177,7 +118,13 @@ def draw_even(
     line = line.sort_index()
     known = line.dropna(subset='mean')
     axes.errorbar(
-      known.index, known['mean'], known['std'], marker='o', capsize=3, **look
+      known.index,
+      known['mean'],
+      known['std'],
+      marker='o',
+      capsize=3,
+      label=label,
+      **look,
     )
     lost = line.index.difference(known.index)
     axes.plot(
@@ -188,13 +135,11 @@ def draw_even(
       linestyle='',
       color=look['color'],
     )
-    if label and len(known):
-      end = known['mean'].iloc[-1]
-      ends.append((known.index[-1], end, label, look['color']))
   axes.set_xticks(range(len(places)), [str(value) for value in places])
   axes.set_xlabel(x, color=INK)
   axes.set_ylabel(axis_name(metric), color=INK)
-  label_ends(axes, ends)
+  if any(lines):
+    add_legend(axes)
   return save(figure, path)
 
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tff_partial.analysis.errors import AnalysisError
-
 
 class Agreement(NamedTuple):
   """The degree of agreement between characteristics and answers.
@@ -59,35 +57,10 @@ def mean_answers(
 
   Returns:
     float64 `[users, attributes]`; NaN where a user answered no such item.
-
-  Raises:
-    AnalysisError: If the shapes do not fit together, or a user or an attribute
-      is out of range.
   """
   user, attributes, answer = map(np.asarray, (user, attributes, answer))
-  if (
-    user.ndim != 1
-    or answer.shape != user.shape
-    or attributes.ndim != 2
-    or len(attributes) != len(user)
-  ):
-    raise AnalysisError(
-      f'Mean answers by attribute: found users {user.shape}, answers '
-      f'{answer.shape} and attributes {attributes.shape}. Give each record a '
-      'user, an answer, and a row with the attributes of its item.'
-    )
   record, column = np.nonzero(attributes >= 0)
   attribute = attributes[record, column]
-  for what, found, number, at in (
-    ('user', user, num_users, np.arange(len(user))),
-    ('attribute', attribute, num_attributes, record),
-  ):
-    outside = (found < 0) | (found >= number)
-    if outside.any():
-      raise AnalysisError(
-        f'Mean answers by attribute: record {at[outside][0]} is of {what} '
-        f'{found[outside][0]}, but they are numbered from 0 to {number - 1}.'
-      )
   cell = user[record].astype(np.int64) * num_attributes + attribute
   size = num_users * num_attributes
   counts = np.bincount(cell, minlength=size)
@@ -126,24 +99,10 @@ def degree_of_agreement(
       different clients (U_c1 and U_c2 in the paper), of all pairs of clients
       together. By default any two users are a pair.
     ties: The weight of a pair with equal g, from 0 to 1.
-
-  Raises:
-    AnalysisError: If the shapes do not fit together, h is not finite, or `ties`
-      is out of range.
   """
-  hidden, answers = _checked(hidden, answers, 'Degree of agreement', 'answers')
-  if not 0.0 <= ties <= 1.0:
-    raise AnalysisError(
-      f'Degree of agreement: ties={ties}. A pair with the same answers counts '
-      'as something between 0 and 1.'
-    )
+  hidden, answers = (np.asarray(x, np.float64) for x in (hidden, answers))
   client = np.arange(len(hidden))
   if across_clients is not None:
-    if len(across_clients) != len(hidden):
-      raise AnalysisError(
-        f'Degree of agreement: there are {len(hidden)} users, but the clients '
-        f'of {len(across_clients)}. Name the client of each user.'
-      )
     names = [str(name) for name in across_clients]
     client = np.unique(names, return_inverse=True)[1]
   shares = np.full(hidden.shape[1], np.nan)
@@ -158,25 +117,6 @@ def degree_of_agreement(
     if num_pairs[k]:
       shares[k] = (agreeing + ties * tied) / num_pairs[k]
   return Agreement(_mean(shares), shares, num_pairs)
-
-
-def _checked(
-  hidden: np.ndarray, other: np.ndarray, what: str, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-  """Check both arrays, and return them as floats."""
-  hidden, other = (np.asarray(values, np.float64) for values in (hidden, other))
-  if hidden.ndim != 2 or hidden.shape != other.shape:
-    raise AnalysisError(
-      f'{what}: found characteristics of shape {hidden.shape}, and {name} of '
-      f'shape {other.shape}. Both must be [users, attributes].'
-    )
-  if not np.isfinite(hidden).all():
-    row = int(np.flatnonzero(~np.isfinite(hidden).all(axis=1))[0])
-    raise AnalysisError(
-      f'{what}: the characteristics of user {row} are not finite. The run '
-      'diverged; look at the weights of its best round.'
-    )
-  return hidden, other
 
 
 def _mean(values: np.ndarray) -> float:
@@ -212,14 +152,12 @@ def ndcg(
     predicted_order: The users' mean predicted answers, `[users, attributes]`,
       NaN where there is none; see `mean_answers`.
     shift: True if gains are h minus the user's smallest h; False for h itself.
-
-  Raises:
-    AnalysisError: If the shapes do not fit together, or h is not finite.
   """
-  hidden, predicted = _checked(hidden, predicted_order, 'NDCG', 'predictions')
+  hidden = np.asarray(hidden, np.float64)
+  predicted_order = np.asarray(predicted_order, np.float64)
   discounts = 1.0 / (np.log2(np.arange(1, hidden.shape[1] + 1)) + 1.0)
   gains = np.full(len(hidden), np.nan)
-  for user, (h, order) in enumerate(zip(hidden, predicted, strict=True)):
+  for user, (h, order) in enumerate(zip(hidden, predicted_order, strict=True)):
     is_known = ~np.isnan(order)
     h, order = h[is_known], order[is_known]
     if shift and h.size:

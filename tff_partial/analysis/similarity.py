@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tff_partial.analysis.errors import AnalysisError
-
 
 def dissimilarity(components: Mapping[str, np.ndarray]) -> float:
   """Sum the cosine distances of the clients' attribute vectors (Eq. 11).
@@ -27,29 +25,11 @@ def dissimilarity(components: Mapping[str, np.ndarray]) -> float:
   Returns:
     A number from 0, if all clients' vectors have the same directions, to twice
     the number of pairs.
-
-  Raises:
-    AnalysisError: If there is no client, or components differ in shape or are
-      not finite.
   """
-  if not components:
-    raise AnalysisError('Similarity: there is no client. Give two or more.')
-  first = np.asarray(next(iter(components.values())))
-  total = np.zeros(first.shape)
+  total = np.zeros(np.shape(next(iter(components.values()))))
   num_zeros = 0
-  for client, component in components.items():
+  for component in components.values():
     vectors = np.asarray(component, np.float64)
-    if vectors.ndim != 2 or vectors.shape != total.shape:
-      raise AnalysisError(
-        f'Similarity: the component of client {client!r} has the shape '
-        f'{vectors.shape}. Give one of [attributes, size] for each client, of '
-        'one shape.'
-      )
-    if not np.isfinite(vectors).all():
-      raise AnalysisError(
-        f'Similarity: the component of client {client!r} is not finite. The '
-        'run diverged; look at the weights of its best round.'
-      )
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     num_zeros += int((norms == 0.0).sum())
     total += np.divide(

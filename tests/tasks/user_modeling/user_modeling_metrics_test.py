@@ -14,7 +14,6 @@ from tasks.user_modeling import measures
 from tff_partial import random_bits
 from tff_partial.analysis import ranking
 from tff_partial.analysis import similarity
-from tff_partial.analysis.errors import AnalysisError
 
 _NAN = float('nan')
 
@@ -33,32 +32,6 @@ def test_mean_answers():
   np.testing.assert_array_equal(
     found, [[2.5, 4.0, _NAN], [_NAN, _NAN, _NAN], [_NAN, 3.0, _NAN]]
   )
-
-
-@pytest.mark.parametrize(
-  ('changed', 'message'),
-  [
-    ({'answer': np.zeros(3)}, r'answers \(3,\) .* row with the attributes'),
-    ({'attributes': np.zeros([3, 1], int)}, r'attributes \(3, 1\)'),
-    ({'user': np.array([0, 5])}, 'record 1 is of user 5, .* from 0 to 3'),
-    ({'user': np.array([-1, 0])}, 'record 0 is of user -1'),
-    (
-      {'attributes': np.array([[-1, 1], [0, 2]])},
-      'record 1 is of attribute 2, .* from 0 to 1',
-    ),
-  ],
-)
-def test_records_that_do_not_fit_are_refused(changed, message):
-  arguments = {
-    'user': np.array([0, 1]),
-    'attributes': np.zeros([2, 1], int),
-    'answer': np.zeros(2),
-    'num_users': 4,
-    'num_attributes': 2,
-    **changed,
-  }
-  with pytest.raises(AnalysisError, match=message):
-    ranking.mean_answers(**arguments)
 
 
 # ---- degree of agreement -----------------------------------------------------
@@ -140,34 +113,6 @@ def test_all_pairs_are_counted(across, ties):
       assert found.mean == pytest.approx(np.nanmean(shares))
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'message'),
-  [
-    (([[1.0]], [[1.0, 2.0]]), r'shape \(1, 1\), and answers of shape \(1, 2\)'),
-    (([[1.0], [_NAN]], [[1.0], [1.0]]), 'user 1 are not finite. The run div'),
-  ],
-)
-@pytest.mark.parametrize('metric', [ranking.degree_of_agreement, ranking.ndcg])
-def test_what_cannot_be_ranked_is_refused(metric, arguments, message):
-  message = message.replace(
-    'answers', 'predictions' if metric is ranking.ndcg else 'answers'
-  )
-  with pytest.raises(AnalysisError, match=message):
-    metric(*map(np.array, arguments))
-
-
-@pytest.mark.parametrize(
-  ('options', 'message'),
-  [
-    ({'ties': 1.5}, 'ties=1.5. A pair with the same answers'),
-    ({'across_clients': ['a']}, '2 users, but the clients of 1'),
-  ],
-)
-def test_what_agreement_cannot_do_is_refused(options, message):
-  with pytest.raises(AnalysisError, match=message):
-    ranking.degree_of_agreement(np.ones([2, 1]), np.ones([2, 1]), **options)
-
-
 # ---- NDCG --------------------------------------------------------------------
 
 
@@ -231,18 +176,6 @@ def test_shifted_ndcg_lies_between_none_and_one_and_follows_the_loop():
 # ---- similarity --------------------------------------------------------------
 
 
-def test_dissimilarity_adds_up_distances_of_all_ordered_pairs():
-  # Right angles in the first attribute, opposite directions in the second: of
-  # each of the two ordered pairs (1 + 2) / 2.
-  found = similarity.dissimilarity(
-    {
-      'north': np.array([[1.0, 0.0], [3.0, 0.0]]),
-      'south': np.array([[0.0, 2.0], [-1.0, 0.0]]),
-    }
-  )
-  assert found == pytest.approx(3.0)
-
-
 def test_dissimilarity_is_the_sum_of_scikit_learns_distances():
   random = random_bits.generator('similarity')
   components = {f'client {i}': random.normal(size=[7, 4]) for i in range(10)}
@@ -257,23 +190,6 @@ def test_dissimilarity_is_the_sum_of_scikit_learns_distances():
     ]
   )
   assert similarity.dissimilarity(components) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-  ('components', 'message'),
-  [
-    ({}, 'there is no client'),
-    ({'one': np.ones(3)}, r"of client 'one' has the shape \(3,\)"),
-    (
-      {'one': np.ones([3, 2]), 'two': np.ones([4, 2])},
-      r"of client 'two' has the shape \(4, 2\)",
-    ),
-    ({'one': np.full([1, 1], np.inf)}, "of client 'one' is not finite"),
-  ],
-)
-def test_components_that_do_not_compare_are_refused(components, message):
-  with pytest.raises(AnalysisError, match=message):
-    similarity.dissimilarity(components)
 
 
 # ---- ratings -----------------------------------------------------------------
