@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import measuring
 from tasks import errors
-from tasks.experiment.command_line import flags
+from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.config import Config
 from tasks.experiment.runs import running
 from tasks.experiment.trainable import Trainable
@@ -62,7 +62,7 @@ def read(*arguments: str, name: str = MOVIELENS) -> Config:
     *arguments: Further flags of `python -m tasks.train`.
     name: The recipe's name.
   """
-  return flags.parse([f'--flagfile={flags_file(name)}', *arguments])
+  return command_line.parse([f'--flagfile={flags_file(name)}', *arguments])
 
 
 def load_task(*arguments: str, name: str = MOVIELENS) -> tuple[Config, Any]:

@@ -26,6 +26,7 @@ import subprocess
 import sys
 
 from tasks.errors import OptionError
+from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.command_line import flags
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
@@ -140,15 +141,15 @@ def planned(
     for setting in settings(grid):
       own = {n: flags.argument(n, value) for n, value in setting.items()}
       arguments = [f'--recipe={recipe}'] if recipe else []
-      arguments = flags.expand([*arguments, *passed_on, *own.values()])
+      arguments = command_line.expand([*arguments, *passed_on, *own.values()])
       runs.append((recipe, setting, own, arguments))
-  chosen = {flags.algorithm_of(arguments) for *_, arguments in runs}
+  chosen = {command_line.algorithm_of(arguments) for *_, arguments in runs}
   todo = {}
   for recipe, setting, own, arguments in runs:
     if len(chosen) > 1:
-      algorithm = flags.algorithm_of(arguments)
-      arguments = flags.without_unread(arguments, algorithm)
-      read = flags.without_unread(list(own.values()), algorithm)
+      algorithm = command_line.algorithm_of(arguments)
+      arguments = command_line.without_unread(arguments, algorithm)
+      read = command_line.without_unread(list(own.values()), algorithm)
       setting = {n: v for n, v in setting.items() if own[n] in read}
     todo[folder_name(recipe, setting)] = arguments
   return todo
@@ -259,7 +260,7 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   configs = []
   for arguments in todo.values():
     with contextlib.suppress(OptionError):  # Its run says so.
-      configs.append(flags.parse(arguments))
+      configs.append(command_line.parse(arguments))
   for line in cost(configs, 'runs', 'sweep'):
     print(line, flush=True)
   for number, (name, arguments) in enumerate(todo.items(), 1):

@@ -95,14 +95,13 @@ class Emnist(MeasuredByProtocol):
       images.shape,
       images.num_classes,
       images.ink,
-      options.hidden,
     )
     if user == FEATURES:
       return emnist_models.build_with_prototypes(build, seed=self._seed)
     return images_lib.build_partial(
       build,
       user,
-      options.local or _OWN[options.model],
+      _OWN[options.model],
       loss=emnist_models.classification_loss(),
       metrics=emnist_models.build_classification_metrics,
       seed=self._seed,
@@ -161,8 +160,7 @@ def _hold(
     return partitions.by_label(
       images.labels,
       options.num_users,
-      options.labels_per_user,
-      size_deviation=options.size_deviation,
+      2,
       min_examples=_LEAST,
       seed=seed,
     )

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.experiment.command_line.flags import from_recipe as from_recipe
+from tasks.experiment.command_line.arguments import from_recipe as from_recipe
 from tasks.experiment.config import Config as Config
 from tasks.experiment.options.loop import Output as Output
 from tff_partial._environment import lazily as _lazily

@@ -11,17 +11,17 @@
 `accuracy` is that of the FedRecon paper: without padding, beginning and end of
 a sentence, and unknown words as targets. The end of a sentence and buckets
 remain possible answers, which are then wrong. `perplexity` is the exponential
-of the mean cross-entropy; the end of a sentence counts. With the output `ALL`
-unknown words also count, as their buckets, so that it is comparable only
-between models with the same number of buckets; with `VOCABULARY` they do not.
-Without targets a metric is NaN, and left out of a mean over clients.
+of the mean cross-entropy; the end of a sentence counts, and unknown words as
+their buckets, so that it is comparable only between models with the same number
+of buckets. Without targets a metric is NaN, and left out of a mean over
+clients.
 """
 
 from typing import Any
 
 import tensorflow as tf
 
-from tasks.next_word.classes import Classes
+from tasks.next_word import losses as losses_lib
 from tasks.next_word.tokens import Tokens
 from tff_partial.model import losses
 
@@ -54,17 +54,16 @@ class _OverTokens(tf.keras.metrics.Metric):
   `[batch, time]`, and a mask of those that count, bool `[batch, time]`.
   """
 
-  def __init__(self, classes: Classes, name: str, **kwargs: Any):
+  def __init__(self, tokens: Tokens, name: str, **kwargs: Any):
     """Make the metric.
 
     Args:
-      classes: The classes of the model.
+      tokens: The sizes that determine all ids.
       name: Its name.
       **kwargs: Arguments of every metric.
     """
     super().__init__(name=name, **kwargs)
-    tokens, output = classes
-    self.classes = Classes(Tokens(*tokens), output)
+    self.tokens = Tokens(*tokens)
     self.total = self.add_weight('total', initializer='zeros')
     self.count = self.add_weight('count', initializer='zeros')
 
@@ -87,7 +86,7 @@ class _OverTokens(tf.keras.metrics.Metric):
     return self.total / self.count
 
   def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'classes': self.classes}
+    return {**super().get_config(), 'tokens': self.tokens}
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -96,7 +95,7 @@ class Accuracy(_OverTokens):
 
   def __init__(
     self,
-    classes: Classes,
+    tokens: Tokens,
     name: str = 'accuracy',
     *,
     in_vocabulary: bool = False,
@@ -106,26 +105,26 @@ class Accuracy(_OverTokens):
     """Make the metric.
 
     Args:
-      classes: The classes of the model.
+      tokens: The sizes that determine all ids.
       name: Its name.
       in_vocabulary: True if only words of the vocabulary are possible answers.
       top: Number of most likely answers to accept.
       **kwargs: Arguments of every metric.
     """
-    super().__init__(classes, name, **kwargs)
+    super().__init__(tokens, name, **kwargs)
     self.in_vocabulary = in_vocabulary
     self.top = top
 
   def measure(
     self, labels: tf.Tensor, logits: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    targets, words = self.classes.word_targets(labels), self.classes.words
-    ids = targets.ids
+    counted = losses_lib.is_word(self.tokens, labels)
+    ids = tf.where(counted, labels, 0)
     if self.in_vocabulary:
-      logits = logits[..., words]
-      ids = tf.where(targets.counted, ids - words.start, 0)
+      logits = logits[..., 1 : self.tokens.words + 1]
+      ids = tf.where(counted, ids - 1, 0)
     is_right = rank(logits, ids) < self.top
-    return tf.cast(is_right, tf.float32), targets.counted
+    return tf.cast(is_right, tf.float32), counted
 
   def get_config(self) -> dict[str, Any]:
     own = {'in_vocabulary': self.in_vocabulary, 'top': self.top}
@@ -136,13 +135,13 @@ class Accuracy(_OverTokens):
 class Perplexity(_OverTokens):
   """The exponential of the mean cross-entropy."""
 
-  def __init__(self, classes: Classes, name: str = 'perplexity', **kwargs: Any):
-    super().__init__(classes, name, **kwargs)
+  def __init__(self, tokens: Tokens, name: str = 'perplexity', **kwargs: Any):
+    super().__init__(tokens, name, **kwargs)
 
   def measure(
     self, labels: tf.Tensor, logits: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    return self.classes.cross_entropies(labels, logits)
+    return losses_lib.cross_entropies(self.tokens, labels, logits)
 
   def result(self) -> tf.Tensor:
     return tf.exp(super().result())
@@ -187,16 +186,16 @@ def _of_tokens(weight: Any, dtype: tf.DType) -> tf.Tensor:
   return losses.expand(weight, 2, 'The weight of examples')
 
 
-def build_metrics(classes: Classes) -> list[tf.keras.metrics.Metric]:
+def build_metrics(tokens: Tokens) -> list[tf.keras.metrics.Metric]:
   """Build all metrics of the table above.
 
   Args:
-    classes: The classes of the model.
+    tokens: The sizes that determine all ids.
   """
   return [
-    Accuracy(classes),
-    Accuracy(classes, 'accuracy_in_vocabulary', in_vocabulary=True),
-    Accuracy(classes, 'accuracy_top_3', in_vocabulary=True, top=3),
-    Perplexity(classes),
-    NumTokens(classes.tokens.pad),
+    Accuracy(tokens),
+    Accuracy(tokens, 'accuracy_in_vocabulary', in_vocabulary=True),
+    Accuracy(tokens, 'accuracy_top_3', in_vocabulary=True, top=3),
+    Perplexity(tokens),
+    NumTokens(tokens.pad),
   ]

@@ -4,14 +4,13 @@ A sentence is read token by token, by an LSTM with a projection as in the paper
 (and in Reddi et al., Adaptive Federated Optimization), or by a small
 transformer. Words and special tokens have their vectors in one table; buckets
 of words outside the vocabulary have theirs in another, the layer
-`BUCKET_LAYER`, so that either can be local. With local buckets and the output
-`ALL`, the weights that predict buckets are global, as with the authors: only
-the input vectors of buckets are local.
+`BUCKET_LAYER`, so that either can be local. With local buckets the weights that
+predict buckets are global, as with the authors: only the input vectors of
+buckets are local.
 
 Deviations from the paper: the default sizes are small, for two cores; the
 paper's are 96, 670 and 96 (appendix C.2). The recurrence does not skip padding,
-which follows all tokens that count. Two options are ours: the transformer and
-the output `VOCABULARY`.
+which follows all tokens that count. The transformer is ours.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.next_word import transformer
-from tasks.next_word.classes import Classes
 from tasks.next_word.layers import LoopedLSTM
 from tasks.next_word.layers import OneOfTwo
 from tasks.next_word.layers import TokenRows
@@ -53,9 +51,9 @@ def build_next_word_model(
       variable.
 
   Returns:
-    A functional model, to float32 `[batch, length, classes]` with the classes
-    of `Classes(tokens, sizes.output)`; or to a mapping of these LOGITS and of
-    FEATURES, float32 `[batch, length, size]`.
+    A functional model, to a logit of each id, float32 `[batch, length, ids]`;
+    or to a mapping of these LOGITS and of FEATURES, float32
+    `[batch, length, size]`.
   """
   layers = tf.keras.layers
   sentence = layers.Input([length], dtype=tf.int32, name='sentence')
@@ -72,11 +70,8 @@ def build_next_word_model(
     said = LoopedLSTM(sizes.lstm_units, name='lstm')(vectors)
     said = layers.Dense(sizes.projection, name='projection')(said)
   else:
-    said = transformer.read(
-      vectors, sizes.layers, sizes.heads, sizes.hidden_units
-    )
-  number = Classes(tokens, sizes.output).number
-  logits = layers.Dense(number, name='logits')(said)
+    said = transformer.read(vectors)
+  logits = layers.Dense(tokens.total, name='logits')(said)
   outputs = {LOGITS: logits, FEATURES: said} if features else logits
   return tf.keras.Model(sentence, outputs, name='next_word')
 

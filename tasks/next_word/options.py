@@ -13,9 +13,6 @@ from tasks.shared_options import TaskOptions
 from tasks.shared_options import UNSEEN
 
 LSTM, TRANSFORMER = 'lstm', 'transformer'
-# Classes that a model predicts, see `classes`.
-ALL, VOCABULARY = 'all', 'vocabulary'
-OUTPUTS = (ALL, VOCABULARY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,32 +97,10 @@ class NextWordSizes(Options):
   projection: int = detail(
     32, 'Length of what is made of them, on which the output rests.', at_least=1
   )
-  layers: int = detail(2, 'Blocks of the transformer.', at_least=1)
-  heads: int = detail(
-    2, 'Heads of its attention; the embedding is a multiple.', at_least=1
-  )
-  hidden_units: int = detail(
-    128, 'Units of the hidden layer of a block.', at_least=1
-  )
-  output: str = detail(
-    ALL,
-    'Whether models predict all tokens, with buckets of unknown words, as the '
-    "paper's do; or words of the vocabulary and the end of a sentence alone.",
-    choices=OUTPUTS,
-  )
 
   def flag_prefix(self) -> str:
     """Return the prefix of the flags."""
     return 'next_word_'
-
-  def __post_init__(self) -> None:
-    """Check that a model can have these sizes."""
-    super().__post_init__()
-    if self.architecture == TRANSFORMER and self.embedding % self.heads:
-      raise OptionError(
-        f'--set=next_word_heads={self.heads}: they cannot divide an '
-        f'embedding of {self.embedding} among them. Choose a divisor of it.'
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +119,6 @@ class NextWordOptions(TaskOptions):
   min_sentences: int = shared.min_examples(2)
   max_sentences: int | None = shared.max_examples(128)
   max_users: int | None = shared.users(None)
-  validation_share: float = detail(
-    0.1,
-    "Share of the authors, or of each author's sentences, that choose the best "
-    'round.',
-  )
-  test_share: float = detail(0.2, 'The same, of those for tests.')
   vocabulary: VocabularyOptions = VocabularyOptions()
   sizes: NextWordSizes = NextWordSizes()
 

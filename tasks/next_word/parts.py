@@ -20,6 +20,9 @@ from tasks.task import TRAIN
 from tasks.task import VALIDATION
 from tff_partial import random_bits
 
+# Shares of the users, or of each user's sentences.
+_VALIDATION_SHARE, _TEST_SHARE = 0.1, 0.2
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
@@ -47,13 +50,7 @@ class Part:
     }
 
 
-def divide_users(
-  sentences: Sentences,
-  *,
-  validation_share: float = 0.1,
-  test_share: float = 0.2,
-  seed: int = 0,
-) -> dict[str, Part]:
+def divide_users(sentences: Sentences, *, seed: int = 0) -> dict[str, Part]:
   """Divide users at random.
 
   The last users of a random order are for tests, those before them for
@@ -61,29 +58,26 @@ def divide_users(
 
   Args:
     sentences: A corpus.
-    validation_share: Share of all users.
-    test_share: Share of all users for tests.
     seed: Determines the division, together with the authors' names only.
 
   Returns:
     TRAIN, VALIDATION and TEST, mapped to their parts.
 
   Raises:
-    OptionError: If a share is not a share, or a part would have no user.
+    OptionError: If a part would have no user.
   """
-  _check_shares(validation_share, test_share)
   number = len(sentences.authors)
   order = random_bits.generator('next word', seed, 'parts').permutation(number)
-  num_test = round(test_share * number)
-  num_validation = round(validation_share * number)
+  num_test = round(_TEST_SHARE * number)
+  num_validation = round(_VALIDATION_SHARE * number)
   cuts = [number - num_test - num_validation, number - num_test]
   parts = {}
   divided = np.split(order, cuts)
   for part, users in zip((TRAIN, VALIDATION, TEST), divided, strict=True):
     if not len(users):
       raise OptionError(
-        f'{part}: none of {number} users is left for it. Give other shares, or '
-        'data of more users.'
+        f'{part}: none of {number} users is left for it. Give data of '
+        'more users.'
       )
     users = np.sort(users)
     first, last = sentences.bounds[users], sentences.bounds[users + 1]
@@ -93,9 +87,6 @@ def divide_users(
 
 def divide_sentences(
   sentences: Sentences,
-  *,
-  validation_share: float = 0.1,
-  test_share: float = 0.2,
 ) -> dict[str, Part]:
   """Divide each user's sentences by time: the last ones are for tests.
 
@@ -105,22 +96,19 @@ def divide_sentences(
 
   Args:
     sentences: A corpus.
-    validation_share: Share of a user's sentences.
-    test_share: Share of a user's sentences for tests.
 
   Returns:
     TRAIN, VALIDATION and TEST, mapped to their parts. In the latter two, the
     older sentences are those of training.
 
   Raises:
-    OptionError: If a share is not a share, or a part would have no sentence.
+    OptionError: If a part would have no sentence.
   """
-  _check_shares(validation_share, test_share)
   first, last = sentences.bounds[:-1], sentences.bounds[1:]
   # The small number keeps a product such as 0.7 * 10 from falling below 7.
   train_end, validation_end = (
     first + np.maximum(np.floor((last - first) * share + 1e-6), 1).astype(int)
-    for share in (1.0 - validation_share - test_share, 1.0 - test_share)
+    for share in (1.0 - _VALIDATION_SHARE - _TEST_SHARE, 1.0 - _TEST_SHARE)
   )
   users = np.arange(len(first))
   past = np.stack([first, train_end], axis=1)
@@ -132,8 +120,8 @@ def divide_sentences(
     has_any = begin < end
     if not has_any.any():
       raise OptionError(
-        f'{part}: no sentence is left for it. Give other shares, or data with '
-        'more sentences of each user.'
+        f'{part}: no sentence is left for it. Give data with more sentences '
+        'of each user.'
       )
     newer = np.stack([begin, end], axis=1)
     parts[part] = Part(users[has_any], past[has_any], newer[has_any], True)
@@ -159,12 +147,3 @@ def _halves(users: np.ndarray, first: np.ndarray, last: np.ndarray) -> Part:
     np.stack([first, middle], axis=1),
     np.stack([middle, last], axis=1),
   )
-
-
-def _check_shares(validation_share: float, test_share: float) -> None:
-  shares = validation_share, test_share
-  if not (min(shares) > 0 and sum(shares) < 1):
-    raise OptionError(
-      f'validation_share and test_share: {validation_share} and {test_share} '
-      'are no shares. Let both be above 0, and less than 1 together.'
-    )

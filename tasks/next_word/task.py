@@ -16,9 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.errors import OptionError
-from tasks.next_word import classes as classes_lib
 from tasks.next_word import clients as clients_lib
 from tasks.next_word import corpora
+from tasks.next_word import losses
 from tasks.next_word import metrics
 from tasks.next_word import models as next_word_models
 from tasks.next_word import parts as parts_lib
@@ -83,15 +83,11 @@ class NextWord(Task):
       OptionError: If the sentences cannot be divided as the options ask.
       DataError: If there is no word to choose.
     """
-    shares = {
-      'validation_share': options.validation_share,
-      'test_share': options.test_share,
-    }
     self.sentences = sentences
     self.parts = (
-      parts_lib.divide_sentences(sentences, **shares)
+      parts_lib.divide_sentences(sentences)
       if options.protocol == SEEN
-      else parts_lib.divide_users(sentences, **shares, seed=seed)
+      else parts_lib.divide_users(sentences, seed=seed)
     )
     self._training_users = self.parts[TRAIN].users
     self.words = vocabulary.learn(
@@ -179,17 +175,13 @@ class NextWord(Task):
     """
     return self._model(user, features=True)
 
-  def targets(self, labels: tf.Tensor) -> classes_lib.Targets:
+  def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the correct classes of the model.
 
     Args:
       labels: Ids of the next tokens, int32 `[batch, time]`.
     """
-    return self._classes.targets(labels)
-
-  @property
-  def _classes(self) -> classes_lib.Classes:
-    return classes_lib.Classes(self.words.tokens, self._options.sizes.output)
+    return labels, losses.is_target(self.words.tokens, labels)
 
   def _model(self, user: str, *, features: bool) -> models.PartialModel:
     """Return one of the models, each built once."""
@@ -206,10 +198,9 @@ class NextWord(Task):
   def _build_model(self, user: str, features: bool) -> models.PartialModel:
     sizes = self._options.sizes
     tokens, length = self.words.tokens, self._options.max_tokens
-    classes = self._classes
-    loss = classes_lib.build_loss(classes)
+    loss = losses.build_loss(tokens)
     build_metrics: Callable[[], list[tf.keras.metrics.Metric]] = (
-      functools.partial(metrics.build_metrics, classes)
+      functools.partial(metrics.build_metrics, tokens)
     )
     if features:
       loss, build_metrics = next_word_models.of_logits(loss, build_metrics)

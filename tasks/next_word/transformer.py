@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+_BLOCKS, _HEADS, _HIDDEN = 2, 2, 128
+
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class AddPositions(tf.keras.layers.Layer):
@@ -29,14 +31,11 @@ class AddPositions(tf.keras.layers.Layer):
     return vectors + self.positions
 
 
-def read(vectors: Any, num_layers: int, heads: int, hidden_units: int) -> Any:
+def read(vectors: Any) -> Any:
   """Build the blocks, each of causal attention and two dense layers.
 
   Args:
-    vectors: A Keras tensor `[batch, time, size]`.
-    num_layers: Number of blocks.
-    heads: Number of attention heads; `size` is a multiple of it.
-    hidden_units: Units of the hidden layer of each block.
+    vectors: A Keras tensor `[batch, time, size]`; the heads divide its size.
 
   Returns:
     A Keras tensor like `vectors`.
@@ -44,16 +43,16 @@ def read(vectors: Any, num_layers: int, heads: int, hidden_units: int) -> Any:
   layers = tf.keras.layers
   size = vectors.shape[-1]
   vectors = AddPositions(name='positions')(vectors)
-  for number in range(num_layers):
+  for number in range(_BLOCKS):
     normal = layers.LayerNormalization(name=f'normal_attention_{number}')(
       vectors
     )
     attended = layers.MultiHeadAttention(
-      heads, size // heads, name=f'attention_{number}'
+      _HEADS, size // _HEADS, name=f'attention_{number}'
     )(normal, normal, use_causal_mask=True)
     vectors = layers.Add(name=f'after_attention_{number}')([vectors, attended])
     normal = layers.LayerNormalization(name=f'normal_{number}')(vectors)
-    hidden = layers.Dense(hidden_units, 'gelu', name=f'hidden_{number}')(normal)
+    hidden = layers.Dense(_HIDDEN, 'gelu', name=f'hidden_{number}')(normal)
     made = layers.Dense(size, name=f'dense_{number}')(hidden)
     vectors = layers.Add(name=f'block_{number}')([vectors, made])
   return layers.LayerNormalization(name='normal')(vectors)

@@ -5,9 +5,7 @@ by some users and disliked by others.
 
 900 users of a digit with 15 liked images each need 13,500, and MNIST has some
 6,000 of a digit, so images repeat between users, even between training images
-of one and test images of another; within a user they never do. Without
-`repeat_images` every image is used at most once overall, which suits fewer
-users: then no user trains on any test image.
+of one and test images of another; within a user they never do.
 """
 
 from tasks.emnist import images as emnist_images

@@ -24,11 +24,6 @@ class PreferenceOptions(TaskOptions):
     choices=(BALANCED, IMBALANCED),
   )
   num_users: int | None = shared.users(None)
-  repeat_images: bool = detail(
-    True,
-    'Whether users may share images or utterances; else fewer users have some '
-    'that no other user has.',
-  )
   validation_users: int = option(
     1_000, 'Users who choose the best round.', at_least=1
   )
@@ -37,12 +32,6 @@ class PreferenceOptions(TaskOptions):
     'Length of the personal embedding, at most the width of an image and the '
     'height of a spectrogram; 0 for none, but for as much with FedEmbed.',
     at_least=0,
-  )
-  local: str = detail(
-    '',
-    "What is the user's where a part of the model is, as a regular expression "
-    'over names of layers and variables; by default the personal embedding, or '
-    'the last layer where there is none.',
   )
   activation: str = detail(
     '',

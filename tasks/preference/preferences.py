@@ -26,7 +26,6 @@ def draw(
   sizes: Mapping[str, int],
   *,
   part_of: np.ndarray | None = None,
-  repeat: bool = True,
   seed: int = 0,
 ) -> dict[str, Partition]:
   """Give each user examples for every part, half of them liked.
@@ -37,8 +36,6 @@ def draw(
     sizes: Number of examples of a user by part; even.
     part_of: `[examples]`: the part that each example is for. By default any may
       be in any part.
-    repeat: True if users may share examples. Otherwise each is used at most
-      once overall.
     seed: Draws the examples.
 
   Returns:
@@ -52,9 +49,7 @@ def draw(
   if part_of is not None:
     for part, size in sizes.items():
       there = np.flatnonzero(part_of == part)
-      drawn = draw(
-        kinds[there], users_of, {part: size}, repeat=repeat, seed=seed
-      )[part]
+      drawn = draw(kinds[there], users_of, {part: size}, seed=seed)[part]
       parts[part] = {user: there[held] for user, held in drawn.items()}
     return parts
   half = sum(sizes.values()) // 2
@@ -64,8 +59,7 @@ def draw(
     for number in range(count)
   ]
   piles = [np.flatnonzero(kinds == kind) for kind in range(len(users_of))]
-  rule = _drawn_anew if repeat else _drawn_once
-  liked, others = rule(piles, users, half, seed)
+  liked, others = _drawn(piles, users, half, seed)
   for user, _ in users:
     order = random_bits.generator(seed, 'order', user)
     begin = 0
@@ -78,7 +72,7 @@ def draw(
   return parts
 
 
-def _drawn_anew(
+def _drawn(
   piles: Sequence[np.ndarray],
   users: Sequence[tuple[str, int]],
   half: int,
@@ -101,70 +95,6 @@ def _drawn_anew(
     liked[user] = choose(piles[kind], half, replace=False)
     others[user] = choose(rest[kind], half, replace=False)
   return liked, others
-
-
-def _drawn_once(
-  piles: Sequence[np.ndarray],
-  users: Sequence[tuple[str, int]],
-  half: int,
-  seed: int,
-) -> tuple[Partition, Partition]:
-  """Divide the examples among users: first the liked ones, then the others.
-
-  Users in turn draw their disliked examples from those left, each kind in
-  proportion to its examples left, but never so many that those who like some
-  kind would later find too few others. By Hall's theorem nothing else can go
-  wrong.
-  """
-  waiting = np.bincount([kind for _, kind in users], minlength=len(piles))
-  _refuse_too_many(np.array([len(pile) for pile in piles]), waiting, half)
-  once = random_bits.generator(seed, 'once')
-  stacks = [once.permutation(pile).tolist() for pile in piles]
-  liked = {
-    user: np.array([stacks[kind].pop() for _ in range(half)])
-    for user, kind in users
-  }
-  others: Partition = {}
-  for place in once.permutation(len(users)):
-    user, kind = users[place]
-    left = np.array([len(stack) for stack in stacks])
-    # Surplus for the users who like a kind, beyond their needs.
-    spare = np.where(waiting > 0, left.sum() - left - half * waiting, half)
-    forced = np.maximum(half - spare, 0)
-    forced[kind] = left[kind] = 0
-    numbers = forced + once.multivariate_hypergeometric(
-      left - forced, half - forced.sum()
-    )
-    others[user] = np.array(
-      [
-        stack.pop()
-        for stack, number in zip(stacks, numbers, strict=True)
-        for _ in range(number)
-      ]
-    )
-    waiting[kind] -= 1
-  return liked, others
-
-
-def _refuse_too_many(
-  examples: np.ndarray, users: np.ndarray, half: int
-) -> None:
-  """Raise an error if not all users can have separate examples."""
-  number, total = users.sum(), examples.sum()
-  there = np.flatnonzero(users)
-  most = min(
-    total / (2 * half),
-    # Of the kind that they like, and of all others.
-    *(examples[there] * number / (half * users[there])),
-    *((total - examples[there]) / half),
-  )
-  if number > most:
-    raise OptionError(
-      f'{number} users cannot have {2 * half} examples each that no '
-      f'other shares, half of them of the kind that they like: {total:,} '
-      f'examples are enough for {int(most)}. Give fewer users, or let '
-      'examples repeat.'
-    )
 
 
 def kind_liked_by(user: str) -> int:

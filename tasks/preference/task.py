@@ -104,7 +104,6 @@ class PreferenceTask(MeasuredByProtocol):
       users_of,
       SIZES,
       part_of=part_of,
-      repeat=options.repeat_images,
       seed=seed,
     )
     chosen = random_bits.generator(seed, 'validation').permutation(
@@ -170,7 +169,7 @@ class PreferenceTask(MeasuredByProtocol):
         self._build_encoder,
       ),
       user,
-      options.local or own,
+      own,
       loss=losses.preference_loss,
       metrics=metrics,
       labels=preference_models.LABEL_SPEC,

@@ -6,7 +6,7 @@ import operator
 from typing import Any, ClassVar
 
 from tasks.errors import OptionError
-from tasks.experiment.command_line import flags
+from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.config import Config
 from tasks.options import option
 from tasks.options import Options
@@ -164,7 +164,7 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
   Raises:
     OptionError: If the options contradict one another.
   """
-  config = flags.parse(arguments)
+  config = command_line.parse(arguments)
   known = [choice.flag for choice in config.choices()]
   parameters = _space(search.search, known)
   metric = _metric(search.metric)

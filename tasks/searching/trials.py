@@ -12,6 +12,7 @@ import pathlib
 from typing import Any
 
 from tasks.errors import OptionError
+from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.command_line import flags
 from tasks.experiment.runs.folder import Folder
 from tasks.searching import plan as plans
@@ -154,11 +155,11 @@ def _run_trial(
   value, state = None, states.PRUNED
   try:
     try:
-      arguments = flags.expand([*plan.arguments, *chosen])
+      arguments = command_line.expand([*plan.arguments, *chosen])
       if 'algorithm' in trial.params:
-        algorithm = flags.algorithm_of(arguments)
-        arguments = flags.without_unread(arguments, algorithm)
-      flags.parse(arguments)
+        algorithm = command_line.algorithm_of(arguments)
+        arguments = command_line.without_unread(arguments, algorithm)
+      command_line.parse(arguments)
     except OptionError as error:
       raise _Ended(str(error)) from error
     # Values from before a kill.

@@ -100,8 +100,8 @@ def load_comments(
   folder: str | os.PathLike[str],
   *,
   num_subreddits: int = 256,
-  min_comments: int = 150,
-  max_comments: int | None = 500,
+  min_documents: int = 150,
+  max_documents: int | None = 500,
   max_chars: int = 280,
 ) -> Documents:
   """Read Reddit's comments from files of JSON lines, in two passes.
@@ -117,8 +117,8 @@ def load_comments(
       has the fields author, subreddit, body, and created_utc or time.
     num_subreddits: Number of subreddits to keep; of equally large ones the
       first by name.
-    min_comments: Authors with fewer are left out.
-    max_comments: Authors with more are left out; None for no limit.
+    min_documents: Authors with fewer are left out.
+    max_documents: Authors with more are left out; None for no limit.
     max_chars: Texts are cut to this length.
 
   Raises:
@@ -130,8 +130,8 @@ def load_comments(
     'subreddit',
     lambda: _records(files, _COMMENT),
     num_labels=num_subreddits,
-    min_documents=min_comments,
-    max_documents=max_comments,
+    min_documents=min_documents,
+    max_documents=max_documents,
     max_chars=max_chars,
   )
 
@@ -139,8 +139,8 @@ def load_comments(
 def load_messages(
   folder: str | os.PathLike[str],
   *,
-  min_messages: int = 1,
-  max_messages: int | None = None,
+  min_documents: int = 1,
+  max_documents: int | None = None,
   max_chars: int = 280,
 ) -> Documents:
   """Read messages with a label of 0 or 1 from files of JSON lines.
@@ -148,8 +148,8 @@ def load_messages(
   Args:
     folder: Holds files `*.jsonl` or `*.ndjson`, perhaps compressed, or a folder
       `sticker` that does. A line has the fields user, text, label and time.
-    min_messages: Users with fewer are left out.
-    max_messages: Users with more are left out; None for no limit.
+    min_documents: Users with fewer are left out.
+    max_documents: Users with more are left out; None for no limit.
     max_chars: Texts are cut to this length.
 
   Raises:
@@ -161,8 +161,8 @@ def load_messages(
     'sticker',
     lambda: _records(files, _MESSAGE),
     labels=(0, 1),
-    min_documents=min_messages,
-    max_documents=max_messages,
+    min_documents=min_documents,
+    max_documents=max_documents,
     max_chars=max_chars,
   )
 

@@ -29,7 +29,8 @@ from tff_partial.tiers import GLOBAL
 
 # Mark of documents to be measured, for `splits.by_mark`.
 _MARK = 'is_query'
-
+# Characters that are told apart, with padding and unknown ones.
+_NUM_CHARACTERS = 128
 
 # Name under which the result of all test documents is reported.
 SEEN = 'seen'
@@ -91,7 +92,7 @@ class DocumentTask(Task):
     )
     train = self.parts[TRAIN]
     self.vocabulary = text_encoding.learn_vocabulary(
-      documents.texts[train].tolist(), options.vocabulary_size
+      documents.texts[train].tolist(), _NUM_CHARACTERS
     )
     self._texts = self.vocabulary.encode(
       documents.texts.tolist(), options.max_chars
@@ -115,7 +116,7 @@ class DocumentTask(Task):
       self._models[user] = tff_partial.from_keras(
         functools.partial(
           subreddit_models.build_document_model,
-          self._options.vocabulary_size,
+          _NUM_CHARACTERS,
           self._options.max_chars,
           self._head.num_outputs,
           self._options.sizes,

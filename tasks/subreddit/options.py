@@ -95,10 +95,8 @@ class DocumentOptions(TaskOptions):
   """Options of a document task; the filters of authors are the paper's."""
 
   title: ClassVar[str] = 'Tasks subreddit and sticker'
+  loader: ClassVar[str] = 'tasks.subreddit.task:load'
 
-  num_subreddits: int = detail(
-    256, 'How many subreddits are classes, the largest ones.', at_least=1
-  )
   min_documents: int = shared.min_examples(150)
   max_documents: int | None = option(
     500,
@@ -107,11 +105,6 @@ class DocumentOptions(TaskOptions):
     for_none=0,
   )
   max_chars: int = detail(280, 'Documents are cut to this length.', at_least=1)
-  vocabulary_size: int = detail(
-    128,
-    'Characters that are told apart, with padding and unknown ones.',
-    at_least=3,
-  )
   documents_by_time: bool = option(
     False, 'Measure authors on their latest documents, not on random ones.'
   )
@@ -154,7 +147,6 @@ class SubredditOptions(DocumentOptions):
   """Options of the task of comments."""
 
   name: ClassVar[str] = 'subreddit'
-  loader: ClassVar[str] = 'tasks.subreddit.task:load'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +154,5 @@ class StickerOptions(DocumentOptions):
   """Options of the task of messages."""
 
   name: ClassVar[str] = 'sticker'
-  loader: ClassVar[str] = 'tasks.subreddit.task:load_sticker'
 
   sizes: DocumentSizes = DocumentSizes(user_embedding=4)

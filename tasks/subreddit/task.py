@@ -7,6 +7,8 @@ training, test documents are not. Some authors can be held out entirely, to
 measure newcomers with only a few documents.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
@@ -16,6 +18,7 @@ from tasks.subreddit import predictors as subreddit_predictors
 from tasks.subreddit import synthetic as subreddit_synthetic
 from tasks.subreddit.documents import DocumentTask
 from tasks.subreddit.documents import Head
+from tasks.subreddit.options import DocumentOptions
 from tasks.subreddit.options import StickerOptions
 from tasks.subreddit.options import SubredditOptions
 from tasks.task import Data
@@ -84,62 +87,37 @@ class Sticker(DocumentTask):
     )
 
 
-def _folder(data: Data) -> str:
+def load(
+  options: DocumentOptions, data: Data, seed: int, release: Release
+) -> DocumentTask:
+  """Load the documents and make the task.
+
+  Args:
+    options: The options of the task, which tell which one it is.
+    data: Their source: the folder that holds one of the task's name, or that
+      folder. Of invented documents no author is left out.
+    seed: The run's seed.
+    release: Unused.
+
+  Raises:
+    DataError: If the data are missing or damaged; says where and what to do.
+  """
+  del release
+  task: type[DocumentTask] = Subreddit
+  read: Callable[..., subreddit_data.Documents] = subreddit_data.load_comments
+  invent: Callable[[], subreddit_data.Documents] = subreddit_synthetic.comments
+  if options.name == Sticker.name:
+    task = Sticker
+    read, invent = subreddit_data.load_messages, subreddit_synthetic.messages
+  if data.is_synthetic:
+    return task(invent(), options, seed)
   if not data.data_dir:
     remedy = subreddit_data.REMEDY_NO_DATA.format(record='document')
     raise DataError(f'No data folder is named. {remedy}')
-  return data.data_dir
-
-
-def load(
-  options: SubredditOptions, data: Data, seed: int, release: Release
-) -> Subreddit:
-  """Load the comments and make the task.
-
-  Args:
-    options: The options of the task.
-    data: Their source: the folder that holds `subreddit`, or that folder. Of
-      invented comments no author is left out.
-    seed: The run's seed.
-    release: Unused.
-
-  Raises:
-    DataError: If the data are missing or damaged; says where and what to do.
-  """
-  del release
-  if data.is_synthetic:
-    return Subreddit(subreddit_synthetic.comments(), options, seed)
-  documents = subreddit_data.load_comments(
-    _folder(data),
-    num_subreddits=options.num_subreddits,
-    min_comments=options.min_documents,
-    max_comments=options.max_documents,
+  documents = read(
+    data.data_dir,
+    min_documents=options.min_documents,
+    max_documents=options.max_documents,
     max_chars=options.max_chars,
   )
-  return Subreddit(documents, options, seed)
-
-
-def load_sticker(
-  options: StickerOptions, data: Data, seed: int, release: Release
-) -> Sticker:
-  """Load the messages and make the task.
-
-  Args:
-    options: The options of the task.
-    data: Their source: the folder that holds `sticker`, or that folder.
-    seed: The run's seed.
-    release: Unused.
-
-  Raises:
-    DataError: If the data are missing or damaged; says where and what to do.
-  """
-  del release
-  if data.is_synthetic:
-    return Sticker(subreddit_synthetic.messages(), options, seed)
-  documents = subreddit_data.load_messages(
-    _folder(data),
-    min_messages=options.min_documents,
-    max_messages=options.max_documents,
-    max_chars=options.max_chars,
-  )
-  return Sticker(documents, options, seed)
+  return task(documents, options, seed)

@@ -40,7 +40,6 @@ def load(
   *,
   min_users: int = 5,
   min_records_per_user: float = 5.0,
-  join_skills: bool = True,
 ) -> records.Records:
   """Read ASSISTments: clients are teachers, answers are 0 or 1.
 
@@ -49,21 +48,17 @@ def load(
     min_users: Teachers with fewer students are left out (HPFL, section 5.1).
     min_records_per_user: Teachers whose students have fewer records on average
       are left out, too.
-    join_skills: True to join the rows of one attempt into one record. Otherwise
-      each row is a record, and an attempt at a problem of three skills counts
-      three times; the item has all three attributes either way.
 
   Raises:
     DataError: If the file is missing or damaged, or nothing is left of it.
   """
   table = read(_find(folder))
-  attempts = _join_skills(table) if join_skills else table
-  if join_skills:
-    logging.info(
-      'assist: %d rows are further skills of %d attempts.',
-      len(table) - len(attempts),
-      len(attempts),
-    )
+  attempts = _join_skills(table)
+  logging.info(
+    'assist: %d rows are further skills of %d attempts.',
+    len(table) - len(attempts),
+    len(attempts),
+  )
   skills = table.drop_duplicates('skill')
   return records.build(
     'assist',

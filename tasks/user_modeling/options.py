@@ -37,22 +37,6 @@ class UserModelingOptions(TaskOptions):
     'Predict the score itself, around the middle of the scale, which it may '
     'leave; otherwise a sigmoid keeps predictions within the scale.',
   )
-  width: int = detail(
-    5, 'N of the paper: length of the knowledge vectors.', at_least=1
-  )
-  test_share: float = detail(
-    0.2,
-    "Share of each user's items whose records are for tests.",
-    at_least=0,
-    at_most=1,
-  )
-  validation_share: float = detail(
-    0.1,
-    'Share of the others whose records choose the best round and tell clients '
-    'how accurate they are.',
-    at_least=0,
-    at_most=1,
-  )
   repeat: int = option(
     0, 'Which of the random divisions of the records; the paper has five.'
   )

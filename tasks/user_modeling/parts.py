@@ -5,8 +5,6 @@ item: a student may answer the same problem again, and the first answer is
 informative about the second, so that all records of a pair are in one part.
 """
 
-from typing import Any
-
 import numpy as np
 
 from tasks.errors import OptionError
@@ -18,48 +16,28 @@ from tff_partial import random_bits
 
 # A part's code is its position.
 PARTS = (TRAIN, VALIDATION, TEST)
-# Share of a user's pairs for tests in the paper.
-TEST_SHARE = 0.2
+# Share of a user's pairs for tests in the paper, and of the others for
+# validation.
+TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
 
 
-def divide(
-  records: Records,
-  *,
-  test_share: float = TEST_SHARE,
-  validation_share: float = 0.1,
-  seed: int = 0,
-  repeat: int = 0,
-) -> np.ndarray:
+def divide(records: Records, *, seed: int = 0, repeat: int = 0) -> np.ndarray:
   """Divide each user's pairs of user and item at random.
 
-  Of a user's n pairs, test_share * n are for tests, and validation_share of the
-  others for validation; both are rounded, halves upward, and at least one pair
+  Of a user's n pairs, a fifth are for tests, and a tenth of the others for
+  validation; both are rounded, halves upward, and at least one pair
   is left for training. Thus 25 pairs become 18, 2 and 5, and a single one is
   for training. A client's split does not depend on the other clients, nor on
   the order of the records.
 
   Args:
     records: The records to divide.
-    test_share: The share of a user's pairs for tests, from 0 to below 1.
-    validation_share: Share of the other pairs for validation, likewise.
     seed: Determines the split, together with `repeat`.
     repeat: The number of the repetition; the paper has five.
 
   Returns:
     int8 `[records]`: positions in `PARTS`.
-
-  Raises:
-    OptionError: If a share is not a share.
   """
-  for name, share in (
-    ('test_share', test_share),
-    ('validation_share', validation_share),
-  ):
-    if not 0 <= share < 1:
-      raise OptionError(
-        f'{name}: {share} leaves nothing to train on, or is no share at all. '
-        'Give a number from 0 to below 1.'
-      )
   codes = np.zeros(len(records), np.int8)
   for index, name in enumerate(records.clients):
     rows = np.flatnonzero(records.client == index)
@@ -67,8 +45,6 @@ def divide(
     codes[rows] = _divide_client(
       records.user[rows].astype(np.int64),
       records.item[rows].astype(np.int64),
-      test_share,
-      validation_share,
       generator,
     )
   return codes
@@ -79,15 +55,16 @@ def cut(records: Records, codes: np.ndarray) -> dict[str, Records]:
   return {part: records.take(codes == code) for code, part in enumerate(PARTS)}
 
 
-def divided(records: Records, **how: Any) -> dict[str, Records]:
+def divided(
+  records: Records, *, seed: int = 0, repeat: int = 0
+) -> dict[str, Records]:
   """Divide records as `divide` does; refuse parts without records."""
-  found = cut(records, divide(records, **how))
+  found = cut(records, divide(records, seed=seed, repeat=repeat))
   for part, held in found.items():
     if not len(held):
       raise OptionError(
-        f'{part}: no record is left for it. Give other shares with '
-        '--set=user_model_test_share and --set=user_model_validation_share, or '
-        'data with more records of each user.'
+        f'{part}: no record is left for it. Give data with more records of '
+        'each user.'
       )
   return found
 
@@ -95,8 +72,6 @@ def divided(records: Records, **how: Any) -> dict[str, Records]:
 def _divide_client(
   user: np.ndarray,
   item: np.ndarray,
-  test_share: float,
-  validation_share: float,
   generator: np.random.Generator,
 ) -> np.ndarray:
   """Return the codes of one client's records."""
@@ -113,9 +88,9 @@ def _divide_client(
   place[order] = np.arange(len(pairs))
   place -= starts[users]
   # One pair of each user is left for training.
-  num_test = np.minimum(_rounded(test_share * counts), counts - 1)
+  num_test = np.minimum(_rounded(TEST_SHARE * counts), counts - 1)
   others = counts - num_test
-  num_validation = np.minimum(_rounded(validation_share * others), others - 1)
+  num_validation = np.minimum(_rounded(_VALIDATION_SHARE * others), others - 1)
   is_test = place < num_test[users]
   is_validation = ~is_test & (place < (num_test + num_validation)[users])
   codes = np.zeros(len(pairs), np.int8)

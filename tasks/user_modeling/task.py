@@ -89,13 +89,7 @@ class UserModeling(Task):
       self.learned_from_training += ('list of items',)
     self._options = options
     self._seed = seed
-    self._parts = parts.divided(
-      records,
-      test_share=options.test_share,
-      validation_share=options.validation_share,
-      seed=seed,
-      repeat=options.repeat,
-    )
+    self._parts = parts.divided(records, seed=seed, repeat=options.repeat)
     self._clients = clients_lib.ManyUserClients(records, self._parts)
     self._models: dict[str, models.PartialModel] = {}
 
@@ -150,7 +144,6 @@ class UserModeling(Task):
       num_items=num_items,
       num_attributes=records.num_attributes,
       attributes_width=records.item_attributes.shape[1],
-      width=options.width,
       biases=options.biases,
       biases_in_attributes=options.biases_in_attributes,
       scale=records.scale,

@@ -192,19 +192,6 @@ def test_the_center_of_one_row_is_that_row():
   assert found.inertia == 0.0
 
 
-def test_centers_of_few_rows_are_not_real():
-  rows = [[0.0], [0.2], [0.4], [50.0], [90.0], [90.2]]
-  found = _found(rows, 3, min_rows=2)
-  assert sorted(found.counts[found.is_real]) == [2, 3]
-  assert not found.centers[~found.is_real].any()
-  assert not found.counts[~found.is_real].any()
-  # The row that stands alone does not join the others.
-  assert not found.is_real[found.assignment[3]]
-  np.testing.assert_allclose(
-    sorted(found.centers[found.is_real, 0]), [0.2, 90.1], rtol=1e-6
-  )
-
-
 # ---- exchanges ---------------------------------------------------------------
 
 
@@ -323,7 +310,7 @@ _ROWS, _MASK = np.zeros([4, 2], np.float32), np.ones(4, bool)
   [
     *(
       ({name: 0}, f'{name}=0: k-means')
-      for name in ('capacity', 'restarts', 'max_iterations', 'min_rows')
+      for name in ('capacity', 'restarts', 'max_iterations')
     ),
     ({'init': 'far'}, "init='far': k-means"),
     ({'points': np.zeros([4], np.float32)}, 'points: expected flo'),

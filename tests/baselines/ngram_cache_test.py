@@ -14,9 +14,6 @@ import tensorflow as tf
 
 import baselines
 from tasks.experiment.methods import algorithms as experiment_algorithms
-from tasks.next_word import models as next_word_models
-from tasks.next_word.classes import VOCABULARY
-from tasks.next_word.tokens import Tokens
 from tests.support import planted
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
@@ -195,11 +192,6 @@ def test_a_model_is_tuned_before_it_is_mixed(model):
 
 
 # ---- models of next words ----------------------------------------------------
-
-_WORDS = Tokens(words=3, buckets=2)
-_SIZES = next_word_models.NextWordSizes(
-  embedding=4, lstm_units=6, projection=4, output=VOCABULARY
-)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def _documents(task: str, ending: str) -> _Reader:
 
   def read(folder: pathlib.Path) -> None:
     if task == 'subreddit':
-      documents = subreddit_data.load_comments(folder, min_comments=1)
+      documents = subreddit_data.load_comments(folder, min_documents=1)
     else:
       documents = subreddit_data.load_messages(folder)
     assert (documents.time >= 0).all()

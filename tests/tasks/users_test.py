@@ -35,7 +35,6 @@ def fixture_runs(tmp_path_factory) -> dict[str, commands.Outcome]:
       *_DIGITS,
       '--algorithm=fed_embed_prototype',
       '--triplet_steps=40',
-      '--set=triplet_learning_rate=0.2',
     ),
     'embeddings': (*_DIGITS, '--algorithm=fed_sim'),
     'personal': (*_DIGITS, '--algorithm=fed_embed_personal'),

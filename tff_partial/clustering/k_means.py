@@ -55,7 +55,6 @@ def k_means(
   init: str = K_MEANS_PLUS_PLUS,
   restarts: int = 4,
   max_iterations: int = 50,
-  min_rows: int = 1,
 ) -> KMeans:
   """Cluster a client's rows around the means of their clusters.
 
@@ -79,8 +78,6 @@ def k_means(
       another, or `RANDOM` rows, which is much faster for thousands of centers.
     restarts: Number of restarts.
     max_iterations: Maximum iterations of either kind in a restart.
-    min_rows: Centers of fewer rows are not real in the result. The center of a
-      single row is that row, so that 1 reveals it.
 
   Raises:
     SettingError: If shapes do not fit, a number is below 1, or `init` is
@@ -93,9 +90,7 @@ def k_means(
   if not tf.is_tensor(capacity):
     _check_sizes(capacity=capacity)
     capacity = tf.zeros([capacity])
-  _check_sizes(
-    restarts=restarts, max_iterations=max_iterations, min_rows=min_rows
-  )
+  _check_sizes(restarts=restarts, max_iterations=max_iterations)
   points = _checked(points, 'points')
   _check_one_a_row(is_real, points, 'is_real')
   padded, is_row = row_blocks.in_blocks(points, is_real)
@@ -105,7 +100,7 @@ def k_means(
     padded, is_row, number, num_centers, seed, init, restarts, max_iterations
   )
   centers, counts = row_blocks.means(padded, is_row, assignment, number)
-  is_kept = (counts >= min_rows) & (tf.range(number) < num_centers)
+  is_kept = (counts > 0) & (tf.range(number) < num_centers)
   return KMeans(
     tf.where(is_kept[:, None], centers, 0.0),
     is_kept,

@@ -8,11 +8,11 @@ and clients pull their rows towards these (Eq. 2).
 There are two methods. `ClientCenters` is the paper's: each client clusters its
 rows and sends the centers, and the server clusters the collected centers. The
 center of one row is that row, and the center of a few is near to them, so that
-drafts may reveal the rows that they represent; `min_rows` is the minimum number
-of rows per draft. With `Sums` no client sends centers: the server sends its
-centers, a client sums its rows nearest to each, and the server divides the sums
-of all clients, one step of Lloyd's algorithm in each round. Sums may be clipped
-and noised with the update, and are then accounted for like it.
+drafts may reveal the rows that they represent. With `Sums` no client sends
+centers: the server sends its centers, a client sums its rows nearest to each,
+and the server divides the sums of all clients, one step of Lloyd's algorithm in
+each round. Sums may be clipped and noised with the update, and are then
+accounted for like it.
 """
 
 import collections
@@ -50,7 +50,6 @@ class ClientCenters:
     num_centers: Maximum number of global centers.
     rows_per_center: Number of rows per center, at a client and again at the
       server; ten in the paper.
-    min_rows: Centers of fewer rows are not sent.
     init: Initialization of k-means, one of `clustering.INITS`.
     restarts: Number of restarts of k-means.
     max_iterations: Maximum number of iterations of k-means.
@@ -59,7 +58,6 @@ class ClientCenters:
   num_collected: int
   num_centers: int
   rows_per_center: int = 10
-  min_rows: int = 1
   init: str = clustering.K_MEANS_PLUS_PLUS
   restarts: int = 1
   max_iterations: int = 20
@@ -83,7 +81,6 @@ class ClientCenters:
       init=self.init,
       restarts=self.restarts,
       max_iterations=self.max_iterations,
-      min_rows=self.min_rows,
     )
 
   def statistic(self, model: models.PartialModel, table: str) -> Statistic:

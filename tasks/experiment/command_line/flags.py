@@ -7,8 +7,6 @@ import collections
 from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
-import os
-import pathlib
 from typing import Any, TypeVar
 
 from absl import flags
@@ -17,7 +15,6 @@ from tasks import shared_options
 from tasks.errors import OptionError
 from tasks.experiment import config as config_lib
 from tasks.experiment.config import Config
-from tasks.experiment.methods import algorithms
 from tasks.experiment.options.loop import DryRun
 from tasks.experiment.options.loop import Output
 from tasks.options import Choice
@@ -255,27 +252,26 @@ def _assignments(flag_values: flags.FlagValues) -> Iterator[tuple[str, str]]:
 def _check_names(flag_values: flags.FlagValues) -> None:
   """Refuse names in `--set` that no option has."""
   for name, value in _assignments(flag_values):
-    known = _known()
-    if name not in known:
-      python_only = [n for n, c in known.items() if c.option.python_only]
+    options = known()
+    if name not in options:
+      python_only = [n for n, c in options.items() if c.option.python_only]
       raise OptionError(
         f'--{SET}={name}={value}: there is no option of this name.'
         f'{spelling.hint(name, python_only)}'
       )
-    if not known[name].option.python_only:
+    if not options[name].option.python_only:
       raise OptionError(f'--{SET}={name}={value}: give --{name}={value}.')
 
 
 @functools.cache
-def _known() -> dict[str, Choice]:
+def known() -> dict[str, Choice]:
   """Return all choices of `train`, by name."""
   groups = (Config(), Output())
   return {c.flag: c for options in groups for c in all_choices(options)}
 
 
 def _differs_by_task(choice: Choice) -> bool:
-  known = _known().get(choice.flag, choice)
-  return known.option.differs_by_task
+  return known().get(choice.flag, choice).option.differs_by_task
 
 
 def argument(name: str, value: Any) -> str:
@@ -285,7 +281,7 @@ def argument(name: str, value: Any) -> str:
     name: The option, by the name of its flag or in `--set`.
     value: The value in the form of a flag.
   """
-  choice = _known().get(name)
+  choice = known().get(name)
   return f'{choice.argument if choice else f"--{name}"}={value}'
 
 
@@ -318,129 +314,3 @@ def is_given(name: str) -> bool:
     name: The flag.
   """
   return bool(flags.FLAGS[name].present)
-
-
-def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
-  """Read an experiment from a flagfile.
-
-  Args:
-    recipe: The file; or the name of one in `tasks/recipes`, such as 'demo'.
-    **changes: Values that replace those of the recipe, by flag name.
-
-  Raises:
-    OptionError: If there is no such recipe or flag, or a value is impossible.
-  """
-  return parse(recipe_flags(recipe)).with_flags(changes)
-
-
-def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
-  """Read the flags of a recipe.
-
-  Args:
-    recipe: The file; or the name of one in `tasks/recipes`.
-
-  Raises:
-    OptionError: If there is no such recipe.
-  """
-  path = pathlib.Path(recipe)
-  try:
-    return list(
-      recipes.flags_of(path if path.suffix else recipes.path(str(recipe)))
-    )
-  except recipes.RecipeError as error:
-    raise OptionError(str(error)) from None
-
-
-def algorithm_of(arguments: Sequence[str]) -> str:
-  """Find the algorithm that a command line chooses.
-
-  Args:
-    arguments: The command line, with recipes and files of flags expanded.
-  """
-  chosen = [a for a in arguments if a.startswith(_ALGORITHM)]
-  return chosen[-1].removeprefix(_ALGORITHM) if chosen else Config().algorithm
-
-
-def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
-  """Remove the flags that only other algorithms read.
-
-  Args:
-    arguments: A command line, with recipes and files of flags expanded.
-    algorithm: The algorithm.
-  """
-  if algorithm not in algorithms.ALGORITHMS:
-    return list(arguments)  # The algorithm is refused later.
-  unread = algorithms.unread(algorithm)
-  kept = []
-  for argument in arguments:
-    name = argument.removeprefix(f'--{SET}=').removeprefix('--')
-    name = name.partition('=')[0]
-    if not {name, name.removeprefix('no')} & unread:
-      kept.append(argument)
-  return kept
-
-
-def expand(arguments: Sequence[str]) -> list[str]:
-  """Replace recipes and flagfiles by their flags.
-
-  If a later flag overrides the algorithm of a recipe or of a folder's run, the
-  flags before it that the new algorithm does not read are dropped.
-
-  Args:
-    arguments: The command line, without the program's name.
-
-  Raises:
-    RecipeError: If a named recipe does not exist.
-    OptionError: If an option without a flag is given as one.
-  """
-  expanded = recipes.expand(arguments)
-  try:
-    expanded = flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
-  except (flags.Error, OSError):
-    return expanded  # absl reports the error when it parses the flags.
-  _refuse_options(expanded)
-  places = [
-    place for place, a in enumerate(expanded) if a.startswith(_ALGORITHM)
-  ]
-  if len({expanded[place] for place in places}) < 2:
-    return expanded
-  before, after = expanded[: places[-1]], expanded[places[-1] :]
-  return [*without_unread(before, algorithm_of(after)), *after]
-
-
-_ALGORITHM = '--algorithm='
-
-
-def _refuse_options(arguments: Sequence[str]) -> None:
-  """Refuse options without a flag that are given as flags."""
-  for argument in arguments:
-    if argument == '--':
-      return
-    name = argument.lstrip('-').partition('=')[0]
-    if not argument.startswith('-') or name in flags.FLAGS:
-      continue
-    for option in (name, name.removeprefix('no')):
-      choice = _known().get(option)
-      if choice is not None and choice.option.python_only:
-        raise OptionError(f'--{option}: give {choice.argument}=VALUE.')
-
-
-def parse(arguments: Sequence[str]) -> Config:
-  """Read an experiment from a command line.
-
-  Args:
-    arguments: Flags of `tasks.train`, such as `--rounds=10`.
-
-  Raises:
-    OptionError: If there is no such flag, or its value is impossible.
-  """
-  flag_values = flags.FlagValues()
-  define(Config(), flag_values)
-  define(Output(), flag_values)
-  try:
-    _, *rest = flag_values(['', *expand(arguments)])
-  except (flags.Error, recipes.RecipeError) as error:
-    raise OptionError(str(error)) from None
-  if rest:
-    raise OptionError(f'unknown arguments {rest}; flags begin with --.')
-  return read(Config(), flag_values)

@@ -17,6 +17,7 @@ from absl import app
 from absl import logging
 
 from tasks.experiment.command_line import flags
+from tasks.experiment.command_line.arguments import expand
 from tasks.options import Options
 from tff_partial import errors
 from tff_partial_programs import recipes
@@ -50,7 +51,7 @@ class Program:
       flags.define(options)
     flags.show_in_help(sys.argv[0], self.options)
     name, *arguments = self.complete(sys.argv)
-    app.run(self._parsed, [name, *flags.expand(arguments)])
+    app.run(self._parsed, [name, *expand(arguments)])
     return None
 
   def _parsed(self, arguments: Sequence[str]) -> int | None:

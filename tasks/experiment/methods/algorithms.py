@@ -10,6 +10,7 @@ from tasks import task as tasks_lib
 from tasks.experiment.methods import building
 from tasks.experiment.methods import many_users
 from tasks.experiment.methods import memorizing
+from tasks.experiment.methods import reconstructing
 from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.training import LocalTraining
 import tff_partial
@@ -28,8 +29,8 @@ _LOCAL_ONLY = building.Algorithm(
 )
 
 _FED_RECON = building.Algorithm(
-  building.fed_recon,
-  building.fed_recon_eval,
+  reconstructing.fed_recon,
+  reconstructing.fed_recon_eval,
   user=tasks_lib.OWN,
   personal=_PERSONAL,
   always_personalises=True,
@@ -49,8 +50,8 @@ _FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
 
 ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_als': building.Algorithm(
-    building.fed_als,
-    building.fed_als_eval,
+    reconstructing.fed_als,
+    reconstructing.fed_als_eval,
     user=tasks_lib.POSTERIOR,
     personal=lambda local: (
       tff_partial.templates.rating_posteriors.posterior_phase()
@@ -62,8 +63,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     ignores=(*building.JOINING, *building.TRAINING),
   ),
   'fed_als_private': building.Algorithm(
-    building.fed_als_private,
-    building.fed_als_eval,
+    reconstructing.fed_als_private,
+    reconstructing.fed_als_eval,
     user=tasks_lib.POSTERIOR,
     personal=lambda local: (
       tff_partial.templates.rating_posteriors.posterior_phase()
@@ -72,8 +73,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     ignores=(*building.JOINING, *building.TRAINING),
   ),
   'fed_ials': building.Algorithm(
-    building.fed_ials,
-    building.fed_ials_eval,
+    reconstructing.fed_ials,
+    reconstructing.fed_ials_eval,
     user=tasks_lib.IMPLICIT,
     always_personalises=True,
     counts_clients=True,
@@ -84,8 +85,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'fed_recon': _FED_RECON,
   'fed_recon_fine_tuning': building.Algorithm(
-    building.fed_recon,
-    building.fed_recon_fine_tuning_eval,
+    reconstructing.fed_recon,
+    reconstructing.fed_recon_fine_tuning_eval,
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     always_personalises=True,
@@ -107,8 +108,6 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     tasks_lib.HEADS,
     (
       'triplet_steps',
-      'triplet_learning_rate',
-      'triplet_margin',
       *building.FORMING,
       *building.CENTERS,
     ),
@@ -116,7 +115,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_embed_som': building.fed_embed(
     FedEmbed.by_map,
     tasks_lib.HEADS,
-    ('map_radius', 'map_rows', *building.FORMING, *building.CENTERS),
+    ('map_radius', *building.FORMING, *building.CENTERS),
   ),
   'fed_embed_personal': building.fed_embed(
     FedEmbed.personal, tasks_lib.OWN_HEAD
@@ -185,7 +184,6 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     counts_clients=True,
     why_not_private='its clients send control variates beside their updates, '
     'which no noise covers. Use fed_prox or fed_avg for a private run.',
-    reads=('scaffold_option',),
   ),
   'apfl': building.Algorithm(
     building.apfl,
@@ -240,7 +238,6 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     why_not_private='its clients add noise of their own, which no ledger '
     'counts. Use fed_avg with --dp=local for a run that is accounted for.',
     adds_noise=True,
-    reads=('client_noise', 'client_noise_clip', 'client_noise_scale'),
   ),
   'fed_adam': building.Algorithm(
     building.adaptive('build_fed_adam'),

@@ -119,98 +119,6 @@ class Algorithm:
   leaks: Callable[[Hyperparameters], Iterator[Leak]] = _nothing
 
 
-def fed_recon(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  personal, update = run.local.of_personal(), run.local.of_global()
-  return tff_partial.algorithms.build_fed_recon(
-    model,
-    split=run.local.build_split(),
-    reconstruction_optimizer=personal.optimizer,
-    reconstruction_epochs=personal.epochs,
-    reconstruction_steps=personal.max_steps,
-    update_optimizer=update.optimizer,
-    update_epochs=update.epochs,
-    update_steps=update.max_steps,
-    batch_size=update.batch_size,
-    joint=run.hyperparameters.joint,
-    through_solution=run.hyperparameters.through_solution,
-    **run.server_arguments(),
-  )
-
-
-def fed_recon_eval(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  personal = run.local.when_measured(run.local.of_personal())
-  return tff_partial.algorithms.build_fed_recon_eval(
-    model,
-    split=measuring.get('split') or run.local.build_split(),
-    reconstruction_optimizer=personal.optimizer,
-    reconstruction_epochs=personal.epochs,
-    reconstruction_steps=personal.max_steps,
-    batch_size=personal.batch_size,
-  )
-
-
-def fed_recon_fine_tuning_eval(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  return tff_partial.algorithms.build_fed_recon_fine_tuning_eval(
-    model,
-    split=measuring.get('split') or run.local.build_split(),
-    reconstruct=run.local.when_measured(run.local.of_personal()),
-    tune=run.local.of_tuning_global(),
-  )
-
-
-def fed_als(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_fed_als(model, memory=run.memory)
-
-
-def fed_als_private(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  if run.ledger is None:
-    raise OptionError(
-      '--algorithm=fed_als_private: it shrinks by the noise of a private run. '
-      'Give --target_epsilon and --clip=1, or use fed_als.'
-    )
-  return tff_partial.algorithms.build_fed_als_private(
-    model,
-    aggregation=run.aggregation(),
-    attributes=run.task.item_columns(),
-  )
-
-
-def fed_als_eval(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  return tff_partial.algorithms.build_fed_als_eval(
-    model, split=measuring.get('split') or run.local.build_split()
-  )
-
-
-def fed_ials(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_fed_ials(
-    model, weighting=run.hyperparameters.weighting, memory=run.memory
-  )
-
-
-def fed_ials_eval(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  return tff_partial.algorithms.build_fed_ials_eval(
-    model,
-    weighting=run.hyperparameters.weighting,
-    split=measuring.get('split') or run.local.build_split(),
-  )
-
-
 def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   return tff_partial.algorithms.build_furl(
     model,
@@ -251,7 +159,7 @@ def fed_noise(
 ) -> processes.PartialProcess:
   return builder('build_fed_noise')(
     model,
-    noise=run.hyperparameters.fed_noise.build(),
+    noise=tff_partial.dp.local_noise.LaplaceNoise(1.0, 0.01),
     training=run.local.of_both(),
     **run.server_arguments(),
   )
@@ -270,7 +178,6 @@ def scaffold(
     model,
     num_clients=run.num_clients,
     learning_rate=run.local.update.learning_rate,
-    option=int(run.hyperparameters.scaffold_option),
     training=run.local.of_global(),
     **run.server_arguments(),
   )

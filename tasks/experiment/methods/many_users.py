@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
@@ -25,17 +25,15 @@ if TYPE_CHECKING:
 
 # mu of FedProx, the default of `build_fed_prox`.
 _FED_PROX_PENALTY = 0.1
-# Flags of HPFL's drafts, and of its public components.
+# Flags of HPFL's drafts.
 _OF_DRAFTS = (
   'hpfl_drafts',
   'hpfl_rows_per_center',
   'hpfl_num_centers',
-  'hpfl_min_users',
   'hpfl_init',
   'hpfl_max_iterations',
   'hpfl_center_weighting',
 )
-_OF_PUBLIC = ('hpfl_threshold', 'hpfl_average_hidden')
 
 
 def _keeps_tables(model: models.PartialModel, run: Setting) -> bool:
@@ -121,10 +119,6 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
     rows = run.table_rows
     # In a private run, all that a client sends is clipped and noised as one
     # record, like an update elsewhere.
-    sharing: dict[str, Any] = {}
-    if public:
-      sharing['threshold'] = how.threshold
-      sharing['average_others'] = how.average_hidden
     aggregation = tff_partial.Aggregation()
     join = tff_partial.client_statistics.Join.SUM
     if run.ledger is not None:
@@ -138,7 +132,6 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       public=public,
       training=run.local.of_own_model(),
       by_nearness=drafts and how.by_nearness,
-      **sharing,
       join=join,
       aggregation=aggregation,
     )
@@ -161,5 +154,5 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
     personal=LocalTraining.of_own_model,
     leaks=leaks,
     ignores=building.JOINING,
-    reads=(*(_OF_DRAFTS if drafts else ()), *(_OF_PUBLIC if public else ())),
+    reads=_OF_DRAFTS if drafts else (),
   )

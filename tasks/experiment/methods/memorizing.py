@@ -50,6 +50,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
     del model  # Its features are not an output.
+    memory = run.hyperparameters.memory
     return building.builder('build_knn_per_eval')(
       run.hyperparameters.begin_local(
         run.task.model_with_features(trained.user)
@@ -57,7 +58,9 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
       features=tasks_lib.FEATURES,
       logits=tasks_lib.LOGITS,
       targets=run.task.targets,
-      **run.hyperparameters.memory.knn_arguments,
+      mixing=memory.mixing,
+      num_neighbors=memory.neighbors,
+      scale=memory.scale,
       **_measuring(run, measuring, trained.user),
     )
 
@@ -82,17 +85,17 @@ def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
     return building.builder('build_ngram_cache_eval')(
       model,
       targets=run.task.targets,
-      **run.hyperparameters.memory.cache_arguments,
+      mixing=run.hyperparameters.memory.mixing,
       **_measuring(run, measuring, trained.user),
     )
 
-  return _remembering(trained, measure, ('cache_tokens', 'cache_smoothing'))
+  return _remembering(trained, measure)
 
 
 def _remembering(
   trained: building.Algorithm,
   measure: building.Measure,
-  reads: tuple[str, ...],
+  reads: tuple[str, ...] = (),
 ) -> building.Algorithm:
   return dataclasses.replace(
     trained,

@@ -43,8 +43,6 @@ class FedEmbed(Options):
     'prototype, each round; 0 to join the one that is nearest without.',
     at_least=0,
   )
-  triplet_learning_rate: float = detail(0.1, 'Rate of these steps.', at_least=0)
-  triplet_margin: float = detail(1.0, 'alpha of Eq. 1.')
   forming_steps: int = option(
     0,
     'Steps on all of its examples with which a client forms its embedding, '
@@ -72,7 +70,6 @@ class FedEmbed(Options):
     'nearest node only.',
     at_least=0,
   )
-  map_rows: int = detail(2, 'Rows of the lattice of a map.', at_least=1)
 
   @property
   def centers(self) -> dict[str, Any]:
@@ -109,9 +106,7 @@ class FedEmbed(Options):
     """
     return tff_partial.assignments.by_prototype(
       parts,
-      margin=self.triplet_margin,
       steps=self.triplet_steps,
-      optimizer=tff_partial.sgd(self.triplet_learning_rate),
       forming=self._forming(),
       **self.centers,
     )
@@ -128,7 +123,7 @@ class FedEmbed(Options):
       parts,
       forming=self._forming(),
       radius=self.map_radius,
-      rows=self.map_rows,
+      rows=2,
       **self.centers,
     )
 
@@ -167,12 +162,6 @@ class Hpfl(Options):
     '--set=hpfl_rows_per_center and from how many rows clients have.',
     at_least=1,
   )
-  min_users: int = option(
-    1,
-    'Centers of fewer rows, users or items, are not sent. The center of a '
-    'single one is its vector.',
-    at_least=1,
-  )
   init: str = detail(
     _INITS[0],
     'How k-means of rows begins: with rows far from one another, or with any, '
@@ -188,30 +177,10 @@ class Hpfl(Options):
     'or by its inverse, so that near centers count more.',
     choices=(PRINTED, INVERSE),
   )
-  threshold: float = detail(
-    0.9,
-    'p of Eq. 3: clients share what belongs to an attribute if they are more '
-    'accurate on it than this share of the mean accuracy.',
-    at_least=0,
-  )
-  average_hidden: bool = detail(
-    True,
-    'Whether public weights that belong to no attribute, such as HM, are '
-    'averaged, too; otherwise they stay with the clients.',
-  )
 
   def flag_prefix(self) -> str:
     """Return the prefix of the flags' names."""
     return 'hpfl_'
-
-  def __post_init__(self) -> None:
-    """Refuse a minimum of users for sums, which have none."""
-    super().__post_init__()
-    if self.drafts == SUMS and self.min_users > 1:
-      raise OptionError(
-        f'--hpfl_min_users={self.min_users}: with --hpfl_drafts=sums a client '
-        'sends no centers of its own. Leave one of the two flags out.'
-      )
 
   @property
   def by_nearness(self) -> bool:
@@ -269,48 +238,9 @@ class Hpfl(Options):
       num_collected=collected,
       num_centers=num_centers,
       rows_per_center=each,
-      min_rows=self.min_users,
       init=self.init,
       max_iterations=self.max_iterations,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class FedNoise(Options):
-  """The noise of Fednoise, section 5.2.3 of HPFL."""
-
-  title: ClassVar[str] = 'Algorithm fed_noise'
-
-  noise: str = detail(
-    'laplace',
-    'The noise that clients add to what they send.',
-    flag='client_noise',
-    choices=('laplace', 'gaussian'),
-  )
-  clip: float = detail(
-    1.0,
-    'The longest update, by its L1 norm for Laplace noise and by its L2 norm '
-    'for Gaussian noise.',
-    flag='client_noise_clip',
-    at_least=0,
-  )
-  scale: float = detail(
-    0.01,
-    'Scale of Laplace noise, or standard deviation of Gaussian noise, in '
-    'clips.',
-    flag='client_noise_scale',
-    at_least=0,
-  )
-
-  def build(self) -> Any:
-    """Build the mechanism that clips updates and adds noise.
-
-    Raises:
-      PrivacyError: If the clip is 0.
-    """
-    if self.noise == 'laplace':
-      return tff_partial.dp.local_noise.LaplaceNoise(self.clip, self.scale)
-    return tff_partial.dp.local_noise.LocalNoise(self.clip, self.scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,7 +251,6 @@ class Hyperparameters(Options):
 
   fed_embed: FedEmbed = FedEmbed()
   hpfl: Hpfl = Hpfl()
-  fed_noise: FedNoise = FedNoise()
   memory: Memory = Memory()
   joint: bool = option(
     False, 'Train local weights in the update phase of FedRecon, too.'
@@ -355,13 +284,6 @@ class Hyperparameters(Options):
     'correct the bias of both moments, or by Algorithm 2 of the paper as '
     'printed, which does not.',
     choices=(TFF, PAPER),
-  )
-  scaffold_option: str = detail(
-    '2',
-    'How clients of SCAFFOLD renew their control variate: by the gradient of '
-    'all their examples (option I), or by how far their training led them '
-    '(option II).',
-    choices=('1', '2'),
   )
   mixture: float = detail(
     0.5,

@@ -64,11 +64,6 @@ class Loop(Options):
     'By more than how much an evaluation must be better, for early stopping.',
     at_least=0,
   )
-  divergence_factor: float = detail(
-    3.0,
-    'Stop when the loss stays above this many times the first one.',
-    at_least=1,
-  )
 
   def __post_init__(self) -> None:
     """Refuse incomplete early stopping."""
@@ -79,12 +74,6 @@ class Loop(Options):
         'without --early_stopping_patience no run ends early. Give both or '
         'none.'
       )
-
-  def stopping_rule(self) -> programs.StoppingRule:
-    """Return the rule that decides that a run has diverged."""
-    return tff_partial.training.programs.StoppingRule(
-      factor=self.divergence_factor
-    )
 
   def callbacks(self, select: programs.Selection) -> list[callbacks.Callback]:
     """Return the callback that ends the run early, if there is one.

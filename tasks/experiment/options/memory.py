@@ -1,27 +1,10 @@
 """Options of memories of a client's own examples."""
 
 import dataclasses
-from typing import ClassVar, TypedDict
+from typing import ClassVar
 
-from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
-
-
-class KnnArguments(TypedDict):
-  """Arguments of kNN-Per, which looks up the nearest examples."""
-
-  mixing: float
-  num_neighbors: int | None
-  scale: float
-
-
-class CacheArguments(TypedDict):
-  """Arguments of the cache of n-grams."""
-
-  mixing: float
-  num_tokens: int
-  smoothing: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,33 +34,3 @@ class Memory(Options):
     flag='knn_scale',
     at_least=0,
   )
-  num_tokens: int = detail(
-    2,
-    'How many of the tokens before the next one the cache compares, at most.',
-    flag='cache_tokens',
-    at_least=1,
-  )
-  smoothing: float = detail(
-    1.0,
-    'How often the cache must have seen something for half of its share.',
-    flag='cache_smoothing',
-    at_least=0,
-  )
-
-  @property
-  def knn_arguments(self) -> KnnArguments:
-    """The arguments of kNN-Per."""
-    return {
-      'mixing': self.mixing,
-      'num_neighbors': self.neighbors,
-      'scale': self.scale,
-    }
-
-  @property
-  def cache_arguments(self) -> CacheArguments:
-    """The arguments of the cache."""
-    return {
-      'mixing': self.mixing,
-      'num_tokens': self.num_tokens,
-      'smoothing': self.smoothing,
-    }

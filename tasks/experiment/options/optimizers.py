@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING
 
 from tasks.errors import OptionError
-from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
 import tff_partial
@@ -15,14 +15,20 @@ from tff_partial_programs import spelling
 if TYPE_CHECKING:
   from tff_partial import phases
 
-# Optimizers of TFF, which calls the first one sgdm.
-SGD = 'sgd'
-_OPTIMIZERS = ('adagrad', 'adam', 'rmsprop', SGD, 'yogi')
 # Solves for weights instead; for weights that clients do not send.
 EXACT = 'exact'
-_HAVE_BETA_2 = ('adam', 'yogi')
-# Options that may follow the optimizer's name, as in sgd:momentum=0.9.
-_DETAILS = ('momentum', 'epsilon', 'beta_2', 'ridge')
+# Optimizers of TFF, which calls the first one sgdm, and the numbers that may
+# follow their names, as in sgd:momentum=0.9.
+_NUMBERS = {
+  'sgd': ('momentum',),
+  'adagrad': ('epsilon',),
+  'adam': ('epsilon', 'beta_2'),
+  'rmsprop': ('epsilon',),
+  'yogi': ('epsilon', 'beta_2'),
+  EXACT: ('ridge',),
+}
+_OPTIMIZERS = sorted(set(_NUMBERS) - {EXACT})
+_LARGEST = {'momentum': 1.0, 'beta_2': 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,105 +50,73 @@ class Optimizer(Options):
   learning_rate: float = option(
     0.1, 'Learning rate for {0.what}.', at_least=0, is_common=True
   )
-  momentum: float = detail(
-    0.0, 'Momentum for {0.what}; for sgd alone.', at_least=0, at_most=1
-  )
-  epsilon: float | None = detail(
-    None, 'Epsilon for {0.what}; for adaptive optimizers alone.', at_least=0
-  )
-  beta_2: float | None = detail(
-    None,
-    'Decay of the second moment for {0.what}; for adam and yogi alone.',
-    at_least=0,
-    at_most=1,
-  )
-  ridge: float = detail(
-    1.0,
-    'Weight of the squared distance of {0.what} to their prior mean; for exact '
-    'alone.',
-    at_least=0,
-  )
 
   def flag_prefix(self) -> str:
     """Return the prefix of its flags' names."""
     return f'{self.name}_'
 
   def __post_init__(self) -> None:
-    """Read the numbers after its name; refuse those that it does not have."""
-    if isinstance(self.optimizer, str):
-      optimizer, *details = self.optimizer.split(':')
-      for detail in details:
-        self._set(detail)
-      object.__setattr__(self, 'optimizer', optimizer)
+    """Refuse unknown optimizers, and numbers that one does not have."""
     super().__post_init__()
-    if self.optimizer == EXACT:
-      self._check_exact()
-      return
-    if self.ridge != 1.0:
+    flag = f'--{self.name}_optimizer'
+    if self.kind not in _NUMBERS:
       raise OptionError(
-        f'--{self.name}_optimizer={self.optimizer}:ridge: {self.optimizer} has '
-        f'no ridge. Leave it out, or choose {EXACT}.'
+        f'{flag}={self.kind:.80}: {spelling.choose(self.kind, _OPTIMIZERS)}'
       )
-    if self.optimizer not in _OPTIMIZERS:
+    if self.kind == EXACT and self.name != 'reconstruction':
       raise OptionError(
-        f'--{self.name}_optimizer={self.optimizer:.80}: '
-        f'{spelling.choose(self.optimizer, _OPTIMIZERS)}'
+        f'{flag}={EXACT}: only weights that stay with a client are solved for. '
+        'Give --reconstruction_optimizer=exact.'
       )
-    if self.optimizer != 'sgd' and self.momentum:
-      raise OptionError(
-        f'--{self.name}_optimizer={self.optimizer}:momentum: {self.optimizer} '
-        'has no momentum of this kind. Leave it out, or choose sgd.'
-      )
-    if self.optimizer == 'sgd' and self.epsilon is not None:
-      raise OptionError(
-        f'--{self.name}_optimizer=sgd:epsilon: sgd has no epsilon. Leave it '
-        'out, or choose an adaptive optimizer.'
-      )
-    if self.optimizer not in _HAVE_BETA_2 and self.beta_2 is not None:
-      raise OptionError(
-        f'--{self.name}_optimizer={self.optimizer}:beta_2: {self.optimizer} '
-        f'has none. Leave it out, or choose one of {", ".join(_HAVE_BETA_2)}.'
-      )
+    for name, number in self._numbers().items():
+      if name not in _NUMBERS[self.kind]:
+        others = [kind for kind, known in _NUMBERS.items() if name in known]
+        raise OptionError(
+          f'{flag}={self.kind}:{name}: {self.kind} has no {name}. Leave it '
+          f'out, or choose {", ".join(others)}.'
+        )
+      largest = _LARGEST.get(name, math.inf)
+      is_least = number > 0 if name == 'ridge' else number >= 0
+      if not (is_least and number <= largest and math.isfinite(number)):
+        raise OptionError(
+          f'{flag}={self.kind}:{name}={number:g}: give a number '
+          f'{"above" if name == "ridge" else "from"} 0'
+          f'{" to 1" if largest == 1.0 else ""}.'
+        )
 
-  def _check_exact(self) -> None:
-    """Refuse an exact solve of weights that a client sends."""
-    if self.name != 'reconstruction':
-      raise OptionError(
-        f'--{self.name}_optimizer={EXACT}: only weights that stay with a '
-        'client are solved for. Give --reconstruction_optimizer=exact.'
-      )
-    if self.ridge <= 0:
-      raise OptionError(
-        f'--{self.name}_optimizer={EXACT}:ridge={self.ridge}: give a number '
-        'above 0.'
-      )
+  @property
+  def kind(self) -> str:
+    """The optimizer's name, without numbers."""
+    return self.optimizer.partition(':')[0]
 
-  def _set(self, detail: str) -> None:
-    """Set one of the numbers after the optimizer's name."""
-    name, _, number = detail.partition('=')
-    try:
-      if name not in _DETAILS:
-        raise ValueError
-      object.__setattr__(self, name, float(number))
-    except ValueError:
-      raise OptionError(
-        f'--{self.name}_optimizer={self.optimizer:.80}: give numbers such as '
-        f'momentum=0.9; the names are {", ".join(_DETAILS)}.'
-      ) from None
+  def _numbers(self) -> dict[str, float]:
+    """Return the numbers after the optimizer's name.
+
+    Raises:
+      OptionError: If a name is unknown, or a value is no number.
+    """
+    numbers = {}
+    known = {name for names in _NUMBERS.values() for name in names}
+    for text in self.optimizer.split(':')[1:]:
+      name, _, number = text.partition('=')
+      try:
+        if name not in known:
+          raise ValueError
+        numbers[name] = float(number)
+      except ValueError:
+        raise OptionError(
+          f'--{self.name}_optimizer={self.optimizer:.80}: give numbers such as '
+          f'momentum=0.9; the names are {", ".join(sorted(known))}.'
+        ) from None
+    return numbers
 
   def build(self) -> phases.Trainer:
     """Build TFF's optimizer, or the exact solve."""
-    if self.optimizer == EXACT:
-      return tff_partial.Exact(ridge=self.ridge)
+    numbers = self._numbers()
+    if self.kind == EXACT:
+      return tff_partial.Exact(ridge=numbers.get('ridge', 1.0))
     import tensorflow_federated as tff
 
-    extra: dict[str, Any] = {}
-    if self.optimizer == 'sgd':
-      extra['momentum'] = self.momentum or None
-    elif self.epsilon is not None:
-      extra['epsilon'] = self.epsilon
-    if self.beta_2 is not None:
-      extra['beta_2'] = self.beta_2
-    name = 'sgdm' if self.optimizer == 'sgd' else self.optimizer
+    name = 'sgdm' if self.kind == 'sgd' else self.kind
     build = getattr(tff.learning.optimizers, f'build_{name}')
-    return build(learning_rate=self.learning_rate, **extra)
+    return build(learning_rate=self.learning_rate, **numbers)

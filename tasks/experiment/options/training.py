@@ -134,7 +134,7 @@ class LocalTraining(Options):
 
   def _idle(self) -> tuple[str, ...]:
     """Return the settings of steps that an exact solve does not take."""
-    if self.reconstruction.optimizer != EXACT:
+    if self.reconstruction.kind != EXACT:
       return ()
     return (
       *('reconstruction_epochs', 'reconstruction_steps'),

@@ -262,7 +262,6 @@ def train_rounds(
     trainable.process,
     clients,
     **_checked(config, output, trainable, validation, callbacks),
-    stop=config.loop.stopping_rule(),
     output_dir=output.output_dir,
     diagnostics=config.privacy.diagnostics,
     tensorboard=output.tensorboard,

@@ -18,17 +18,12 @@ from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')
-_LABELS = np.repeat(np.arange(10), 300)
 
 
 def _load(data: str = 'synthetic', seed: int = 0, **options) -> emnist.Emnist:
   return emnist.EmnistOptions(**options).load(
     Data(data=data, data_dir=_REAL), seed
   )
-
-
-def _sets(holdings) -> list[set[int]]:
-  return [set(images.tolist()) for images in holdings.values()]
 
 
 def _client(task: emnist.Emnist, part: str, user: str, spec) -> dict:
@@ -44,7 +39,7 @@ def _client(task: emnist.Emnist, part: str, user: str, spec) -> dict:
 
 @pytest.fixture(scope='module', name='task')
 def fixture_task():
-  return _load(model='dense', hidden=8)
+  return _load(model='dense')
 
 
 def test_users_are_measured_on_further_images(task):
@@ -105,12 +100,6 @@ def test_the_last_layer_may_be_the_users(kind, own):
   assert not list(task.model_with('nobody').trainable('local'))
   with pytest.raises(OptionError, match="no form 'table'"):
     task.model_with('table')
-
-
-def test_other_layers_may_be_the_users():
-  task = _load(model='dense', local='hidden')
-  names = {v.name for v in task.model_with('own').trainable('local')}
-  assert names == {'hidden/kernel', 'hidden/bias'}
 
 
 @pytest.mark.slow

@@ -10,12 +10,11 @@ from tasks import sweep
 from tasks.errors import OptionError
 from tasks.experiment import Config
 from tasks.experiment import from_recipe
-from tasks.experiment.command_line import flags
+from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.methods import algorithms
 from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
 from tasks.experiment.options.hyperparameters import FedEmbed
-from tasks.experiment.options.hyperparameters import FedNoise
 from tasks.experiment.options.hyperparameters import Hpfl
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.memory import Memory
@@ -40,7 +39,7 @@ def _read_by(algorithm: building.Algorithm, patch: pytest.MonkeyPatch) -> set:
   setting.task.kept_tables.return_value = {'users': [3, 4]}
   read = set()
   for kind in (
-    *(FedEmbed, FedNoise, Hpfl, Hyperparameters, LocalTraining, Memory),
+    *(FedEmbed, Hpfl, Hyperparameters, LocalTraining, Memory),
     *(Optimizer, Server),
   ):
     example = Optimizer('', '') if kind is Optimizer else kind()
@@ -82,10 +81,12 @@ def test_an_algorithm_reads_what_it_says(name, monkeypatch):
 @pytest.mark.parametrize(
   'make',
   [
-    lambda: flags.parse(['--set=mixture=0.3', '--algorithm=fed_avg']),
-    lambda: flags.parse(['--recipe=emnist_fed_avg', '--set=mixture=0.3']),
+    lambda: command_line.parse(['--set=mixture=0.3', '--algorithm=fed_avg']),
+    lambda: command_line.parse(
+      ['--recipe=emnist_fed_avg', '--set=mixture=0.3']
+    ),
     # What is said after another algorithm is meant for that one.
-    lambda: flags.parse(
+    lambda: command_line.parse(
       ['--recipe=emnist_apfl', '--algorithm=fed_avg', '--set=mixture=0.3']
     ),
     lambda: Config(
@@ -115,17 +116,17 @@ def test_a_flag_of_another_algorithm_is_refused(make):
 )
 def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
   with pytest.raises(OptionError, match=f'{flag.split("=")[0]}=.*{algorithm}'):
-    flags.parse([flag, f'--algorithm={algorithm}'])
+    command_line.parse([flag, f'--algorithm={algorithm}'])
 
 
 def test_a_flag_may_say_what_is_usual():
-  config = flags.parse(['--set=mixture=0.5', '--algorithm=fed_avg'])
+  config = command_line.parse(['--set=mixture=0.5', '--algorithm=fed_avg'])
   assert config == Config(algorithm='fed_avg')
 
 
 def test_another_algorithm_leaves_flags_of_the_recipes_one():
   assert from_recipe('emnist_apfl').hyperparameters.mixture_learning_rate > 0
-  parsed = flags.parse(['--recipe=emnist_apfl', '--algorithm=fed_avg'])
+  parsed = command_line.parse(['--recipe=emnist_apfl', '--algorithm=fed_avg'])
   changed = from_recipe('emnist_apfl', algorithm='fed_avg')
   assert parsed == changed
   assert parsed.hyperparameters == Hyperparameters()

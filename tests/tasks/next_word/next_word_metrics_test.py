@@ -12,10 +12,6 @@ import pytest
 import tensorflow as tf
 
 from tasks.next_word import metrics
-from tasks.next_word.classes import ALL
-from tasks.next_word.classes import Classes
-from tasks.next_word.classes import OUTPUTS
-from tasks.next_word.classes import VOCABULARY
 from tasks.next_word.tokens import Tokens
 from tff_partial.model import keras_metrics
 
@@ -42,18 +38,16 @@ _NAMES = (
 )
 
 
-def _logits(classes: Classes, seed: int = 0) -> np.ndarray:
+def _logits(seed: int = 0) -> np.ndarray:
   generator = np.random.default_rng(seed)
-  return generator.normal(size=[*_LABELS.shape, classes.number]).astype('f')
+  return generator.normal(size=[*_LABELS.shape, _TOKENS.total]).astype('f')
 
 
-def _by_hand(labels, logits, weights, classes) -> dict[str, float]:
+def _by_hand(labels, logits, weights) -> dict[str, float]:
   """The metrics, by a loop over tokens."""
   right = dict.fromkeys(_NAMES[:3], 0.0)
   words = entropy = targets = 0.0
   tokens = 0
-  # Where words lie among the classes, and where the end of a sentence.
-  first, end = (1, 7) if classes.output == ALL else (0, 3)
   for sentence, scores, weight in zip(labels, logits, weights, strict=True):
     for label, score in zip(sentence, scores, strict=True):
       if label == 0:
@@ -62,28 +56,21 @@ def _by_hand(labels, logits, weights, classes) -> dict[str, float]:
       if label in (1, 2, 3):
         words += weight
         place = label - 1
-        of_words = score[first : first + 3]
+        of_words = score[1:4]
         best = np.argsort(-of_words, kind='stable')
-        right['accuracy'] += weight * (score.argmax() == first + place)
+        right['accuracy'] += weight * (score.argmax() == label)
         right['accuracy_in_vocabulary'] += weight * (best[0] == place)
         right['accuracy_top_3'] += weight * (place in best[:_TOP])
-        answer = first + place
-      elif label == 7:
-        answer = end
-      elif classes.output == ALL:
-        answer = label
-      else:
-        continue
       targets += weight
-      entropy += weight * (math.log(np.exp(score).sum()) - score[answer])
+      entropy += weight * (math.log(np.exp(score).sum()) - score[label])
   found = {name: value / words for name, value in right.items()}
   found['perplexity'] = math.exp(entropy / targets)
   return {**found, 'num_tokens': tokens}
 
 
-def _measured(classes, labels, logits, weights=None) -> dict[str, float]:
+def _measured(labels, logits, weights=None, tokens=_TOKENS) -> dict[str, float]:
   found = {}
-  for metric in metrics.build_metrics(classes):
+  for metric in metrics.build_metrics(tokens):
     metric.update_state(labels, logits, sample_weight=weights)
     found[metric.name] = metric.result().numpy()
   return found
@@ -92,32 +79,28 @@ def _measured(classes, labels, logits, weights=None) -> dict[str, float]:
 # ---- values ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('output', OUTPUTS)
-def test_metrics_are_those_of_a_loop_over_tokens(output):
-  classes = Classes(_TOKENS, output)
-  logits = _logits(classes)
-  expected = _by_hand(_LABELS, logits, _WEIGHTS, classes)
+def test_metrics_are_those_of_a_loop_over_tokens():
+  logits = _logits()
+  expected = _by_hand(_LABELS, logits, _WEIGHTS)
   assert expected['num_tokens'] == 3 + 5 + 3
-  found = _measured(classes, _LABELS, logits, _WEIGHTS)
+  found = _measured(_LABELS, logits, _WEIGHTS)
   assert tuple(found) == _NAMES
   assert found == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize('output', OUTPUTS)
-def test_batches_add_up(output):
-  classes = Classes(_TOKENS, output)
-  logits = _logits(classes)
+def test_batches_add_up():
+  logits = _logits()
   pure = keras_metrics.PureMetrics(
-    lambda: metrics.build_metrics(classes),
+    lambda: metrics.build_metrics(_TOKENS),
     tf.TensorSpec([5], tf.int32),
-    tf.TensorSpec([5, classes.number]),
+    tf.TensorSpec([5, _TOKENS.total]),
     tf.TensorSpec([]),
   )
   state = pure.initial_state()
   for rows in (slice(0, 2), slice(2, 5)):
     batch = _LABELS[rows], logits[rows], _WEIGHTS[rows]
     state = pure.update(state, *map(tf.constant, batch))
-  expected = _by_hand(_LABELS, logits, _WEIGHTS, classes)
+  expected = _by_hand(_LABELS, logits, _WEIGHTS)
   for name, finalize in pure.finalizers().items():
     assert finalize(state[name]).numpy() == pytest.approx(
       expected[name], rel=1e-5
@@ -126,11 +109,10 @@ def test_batches_add_up(output):
 
 
 def test_tokens_can_have_weights_of_their_own():
-  classes = Classes(_TOKENS)
   scores = np.zeros([1, 2, 8], np.float32)
   scores[0, :, 2] = 1.0  # Always says 2.
   labels = np.array([[2, 3]], np.int32)
-  found = _measured(classes, labels, scores, np.array([[3.0, 1.0]], 'f'))
+  found = _measured(labels, scores, np.array([[3.0, 1.0]], 'f'))
   assert found['accuracy'] == 0.75
 
 
@@ -139,7 +121,7 @@ def test_answers_outside_of_the_vocabulary_are_wrong_in_one_accuracy_only():
   scores[..., 2] = 1.0  # The likeliest word is 2, but at first comes
   for place, other in enumerate([4, 5, 7, 0]):
     scores[0, place, other] = 9.0  # a bucket, the end, or padding.
-  found = _measured(Classes(_TOKENS), np.full([1, 4], 2, np.int32), scores)
+  found = _measured(np.full([1, 4], 2, np.int32), scores)
   assert found['accuracy'] == 0.0
   assert found['accuracy_in_vocabulary'] == 1.0
 
@@ -150,16 +132,14 @@ def test_the_three_likeliest_of_more_words():
   scores[..., 1:7] = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
   scores[..., tokens.end] = 9.0
   labels = np.arange(1, 7, dtype=np.int32)[None]  # Each word once.
-  found = _measured(Classes(tokens), labels, scores)
+  found = _measured(labels, scores, tokens=tokens)
   assert found['accuracy_top_3'] == 3 / 6
   assert found['accuracy_in_vocabulary'] == pytest.approx(1 / 6)
 
 
-@pytest.mark.parametrize(('output', 'classes'), [(ALL, 8), (VOCABULARY, 4)])
-def test_guessing_has_as_much_perplexity_as_there_are_classes(output, classes):
-  scores = np.zeros([5, 5, classes], np.float32)
-  found = _measured(Classes(_TOKENS, output), _LABELS, scores)
-  assert found['perplexity'] == pytest.approx(classes, rel=1e-5)
+def test_guessing_has_as_much_perplexity_as_there_are_classes():
+  found = _measured(_LABELS, np.zeros([5, 5, 8], np.float32))
+  assert found['perplexity'] == pytest.approx(8, rel=1e-5)
 
 
 def test_ties_count_against_the_right_class():
@@ -171,29 +151,25 @@ def test_ties_count_against_the_right_class():
 
 def test_what_is_no_number_is_never_right():
   scores = np.full([1, 1, 8], np.nan, np.float32)
-  found = _measured(Classes(_TOKENS), np.array([[1]], np.int32), scores)
+  found = _measured(np.array([[1]], np.int32), scores)
   assert found['accuracy'] == found['accuracy_in_vocabulary'] == 0.0
 
 
-@pytest.mark.parametrize('output', OUTPUTS)
 @pytest.mark.parametrize('labels', [[0, 0], [4, 5]])
-def test_of_no_target_all_is_undefined(output, labels):
-  classes = Classes(_TOKENS, output)
+def test_of_no_target_all_is_undefined(labels):
   labels = np.array([labels], np.int32)
-  logits = _logits(classes)[:1, :2]
-  found = _measured(classes, labels, logits)
-  has_targets = output == ALL and labels.any()
+  found = _measured(labels, _logits()[:1, :2])
   assert found.pop('num_tokens') == (labels != 0).sum()
-  assert (found.pop('perplexity') > 0) == has_targets
+  assert (found.pop('perplexity') > 0) == labels.any()
   assert np.isnan(list(found.values())).all()
   # Nor is there a number at a client that has no examples at all.
-  *means, count = metrics.build_metrics(classes)
+  *means, count = metrics.build_metrics(_TOKENS)
   assert np.isnan([metric.result() for metric in means]).all()
   assert count.result() == 0
 
 
 def test_metrics_can_be_given_as_a_list_of_which_copies_are_made():
-  for metric in metrics.build_metrics(Classes(_TOKENS, VOCABULARY)):
+  for metric in metrics.build_metrics(_TOKENS):
     again = type(metric).from_config(metric.get_config())
     assert again.get_config() == metric.get_config()
     assert again.name == metric.name

@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tasks.next_word import models
-from tasks.next_word.classes import ALL
-from tasks.next_word.classes import build_loss
-from tasks.next_word.classes import Classes
-from tasks.next_word.classes import OUTPUTS
-from tasks.next_word.classes import VOCABULARY
+from tasks.next_word.losses import build_loss
+from tasks.next_word.losses import is_target
+from tasks.next_word.losses import is_word
 from tasks.next_word.models import BUCKET_LAYER
 from tasks.next_word.models import LSTM
 from tasks.next_word.models import NextWordSizes
@@ -45,19 +42,17 @@ _READ, _LABELS = _SENTENCES[:, :-1], _SENTENCES[:, 1:]
 
 def _sizes(**sizes: Any) -> NextWordSizes:
   small = {'embedding': 4, 'lstm_units': 6, 'projection': 4}
-  return NextWordSizes(**{**small, 'hidden_units': 5, 'layers': 1, **sizes})
+  return NextWordSizes(**{**small, **sizes})
 
 
 def _build(**sizes: Any) -> tf.keras.Model:
   return models.build_next_word_model(_TOKENS, _LENGTH, _sizes(**sizes))
 
 
-def _from_keras(
-  build: Callable[[], tf.keras.Model], output: str = ALL, **options: Any
-) -> Any:
+def _from_keras(build: Callable[[], tf.keras.Model], **options: Any) -> Any:
   return tff_partial.from_keras(
     build,
-    loss=build_loss(Classes(_TOKENS, output)),
+    loss=build_loss(_TOKENS),
     labels=tf.TensorSpec([_LENGTH], tf.int32),
     **options,
   )
@@ -77,35 +72,20 @@ def test_ids_of_tokens():
   assert (_TOKENS.begin, _TOKENS.end, _TOKENS.total) == (6, 7, 8)
 
 
-def test_classes_of_targets():
+def test_targets():
   labels = tf.range(8)[None]
-  everything = Classes(_TOKENS, ALL)
-  ids, counted = everything.targets(labels)
-  assert ids.numpy().tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
-  assert counted.numpy().tolist() == [[False] + [True] * 7]
-  vocabulary = Classes(_TOKENS, VOCABULARY)
-  assert (everything.number, vocabulary.number) == (8, 4)
-  ids, counted = vocabulary.targets(labels)
-  # Words are the first classes, and the end of a sentence is the last one.
-  assert ids.numpy().tolist() == [[0, 0, 1, 2, 0, 0, 0, 3]]
-  assert counted.numpy()[0].nonzero()[0].tolist() == [1, 2, 3, 7]
-  for classes, first in ((everything, 1), (vocabulary, 0)):
-    ids, counted = classes.word_targets(labels)
-    assert counted.numpy()[0].nonzero()[0].tolist() == [1, 2, 3]
-    assert ids.numpy()[0, 1:4].tolist() == [first, first + 1, first + 2]
-    assert classes.words == slice(first, first + 3)
+  assert is_target(_TOKENS, labels).numpy().tolist() == [[False] + [True] * 7]
+  assert is_word(_TOKENS, labels).numpy()[0].nonzero()[0].tolist() == [1, 2, 3]
 
 
 # ---- models ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('output', OUTPUTS)
 @pytest.mark.parametrize('architecture', [LSTM, TRANSFORMER])
-def test_a_model_makes_a_logit_for_each_class(architecture, output):
-  model = _build(architecture=architecture, output=output)
+def test_a_model_makes_a_logit_for_each_class(architecture):
+  model = _build(architecture=architecture)
   logits = model(_READ)
-  number = {ALL: 8, VOCABULARY: 4}[output]
-  assert logits.shape == (4, _LENGTH, number)
+  assert logits.shape == (4, _LENGTH, 8)
   # What comes later changes nothing that was said before.
   other = _READ.copy()
   other[:, 3] = 2
@@ -148,20 +128,6 @@ def test_a_bucket_is_read_by_its_own_vector():
   ]
 
 
-@pytest.mark.parametrize(
-  ('problem', 'sizes'),
-  [
-    (
-      'next_word_heads=3: .* embedding of 4',
-      {'heads': 3, 'architecture': TRANSFORMER},
-    ),
-  ],
-)
-def test_sizes_that_make_no_sense_are_refused(problem, sizes):
-  with pytest.raises(OptionError, match=problem):
-    _sizes(**sizes)
-
-
 # ---- tiers -------------------------------------------------------------------
 
 
@@ -179,44 +145,41 @@ def test_vectors_of_buckets_can_be_local(model):
 
 
 def test_the_loss_is_a_cross_entropy_for_each_target():
-  scores = np.zeros([1, 3, 4], np.float32)
-  scores[0, 0, 1] = math.log(3.0)  # Word 2 has probability 3 / 6.
-  labels = tf.constant([[2, 5, 7]])
-  losses = build_loss(Classes(_TOKENS, VOCABULARY))(labels, scores)
-  np.testing.assert_allclose(losses, [[math.log(2), 0, math.log(4)]], rtol=1e-6)
+  scores = np.zeros([1, 3, 8], np.float32)
+  scores[0, 0, 2] = math.log(3.0)  # Word 2 has probability 3 / 10.
+  labels = tf.constant([[2, 0, 7]])
+  losses = build_loss(_TOKENS)(labels, scores)
+  expected = [[math.log(10 / 3), 0, math.log(8)]]
+  np.testing.assert_allclose(losses, expected, rtol=1e-6)
   assert losses._keras_mask.numpy().tolist() == [[True, False, True]]
 
 
-@pytest.mark.parametrize(('output', 'targets'), [(ALL, 8), (VOCABULARY, 6)])
-def test_the_loss_is_a_mean_over_targets_not_over_sentences(output, targets):
-  classes = Classes(_TOKENS, output)
-
+def test_the_loss_is_a_mean_over_targets_not_over_sentences():
   def build() -> tf.keras.Model:
     tokens = tf.keras.Input([_LENGTH], dtype=tf.int32)
-    scores = tf.keras.layers.Embedding(8, classes.number)
+    scores = tf.keras.layers.Embedding(8, 8)
     return tf.keras.Model(tokens, scores(tokens))
 
   labels = tf.constant(_LABELS[[0, 1, 3]])
-  right = tf.one_hot(classes.targets(labels).ids, classes.number)
+  right = tf.one_hot(labels, 8)
   # The first sentence has three targets, of which nothing is known; all of the
   # second are known for sure; the third one only pads the batch.
   scores = right * tf.constant([0.0, 100.0, 0.0])[:, None, None]
-  value = _from_keras(build, output).loss(
+  value = _from_keras(build).loss(
     labels, scores, tf.ones([3]), tf.constant([True, True, False])
   )
-  total = 3 * math.log(classes.number)
-  assert value.num_elements.numpy() == targets
+  total = 3 * math.log(8)
+  assert value.num_elements.numpy() == 8
   assert value.total.numpy() == pytest.approx(total)
-  assert value.objective.numpy() == pytest.approx(total / targets)
+  assert value.objective.numpy() == pytest.approx(total / 8)
 
 
-@pytest.mark.parametrize('output', OUTPUTS)
-def test_without_targets_there_is_no_loss(output):
-  labels = tf.constant([[0, 0]] if output == ALL else [[4, 5]])
-  scores = tf.ones([1, 2, Classes(_TOKENS, output).number])
+def test_without_targets_there_is_no_loss():
+  labels = tf.constant([[0, 0]])
+  scores = tf.ones([1, 2, 8])
   with tf.GradientTape() as tape:
     tape.watch(scores)
-    losses = build_loss(Classes(_TOKENS, output))(labels, scores)
+    losses = build_loss(_TOKENS)(labels, scores)
   assert not losses.numpy().any()
   assert not tape.gradient(losses, scores).numpy().any()
 

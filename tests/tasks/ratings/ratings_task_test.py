@@ -15,7 +15,7 @@ import tensorflow as tf
 from tasks import ratings_outputs as outputs
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.experiment.command_line import flags
+from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
 from tasks.experiment.runs.running import run
@@ -107,7 +107,6 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
   ('text', 'options', 'message'),
   [
     ('', {}, 'stars.csv: the file is empty. .* another one with --csv=FILE'),
-    ('user,item,rating\n', {}, 'there are no ratings below the line of column'),
     ('user,item,rating\na,b,1\na,c\n', {}, 'line 3: there is no rating'),
     ('user,item,rating\na,b,1\n\na,c,4,5\n', {}, '3 fields in line 4, saw 4'),
     (
@@ -115,9 +114,6 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
       {},
       "line 2: 'rating' should be a number .*, found 'good'. .* --csv_rating",
     ),
-    ('user,item,rating\na,b,nan\n', {}, "line 2: 'rating' .*, found 'nan'"),
-    ('user,item,rating\na,b,1e12\n', {}, "line 2: 'rating' .*, found '1e12'"),
-    ('user;item;rating\na;b;3,5\n', {}, "line 2: 'rating' .*, found '3,5'"),
     (
       'user,item,rating\na,b,1\n , c ,4\n',
       {},
@@ -128,13 +124,7 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
       {},
       "line 3: 'time' should be a number or a date .*, found 'soon'",
     ),
-    (
-      'user,item,rating,time\na,b,1,\u0662\u0660\u0660\u0661\n',
-      {},
-      "line 2: 'time' .*, found '\u0662\u0660\u0660\u0661'",
-    ),
     (b'user,item,rating\na,b\xff,1\n', {}, 'byte 0xff .*save it as UTF-8'),
-    (b'user,item,rating\na,b\x00,1\n', {}, 'it has zero bytes'),
     ('user,item,rating\na,"b,1\n', {}, 'EOF inside string starting at row 1'),
     (
       'user,movie,item,rating\n',
@@ -142,20 +132,12 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
       '2 columns could be the item. Name another one with --csv_item=COLUMN; '
       "the columns are 'user', 'movie', 'item', 'rating'",
     ),
-    ('user,item,time,date,rating\n', {}, '2 columns could be the time'),
-    (
-      '1,2,3\n',
-      {},
-      "no columns could be the user.* the columns are '1', '2', '3'",
-    ),
     (
       _TEXT,
       {'rating': 'star'},
       "no columns have the name 'star'. .* --csv_rating=COLUMN; the columns "
       "are 'user', 'film', 'stars', 'date'. Did you mean 'stars'",
     ),
-    (_TEXT, {'rating': 'film'}, "column 'film' cannot be the rating, too"),
-    ('a,a,item,rating\n', {'user': 'a'}, "2 columns have the name 'a'"),
   ],
 )
 def test_damaged_files_are_refused(tmp_path, text, options, message):
@@ -203,7 +185,7 @@ def test_what_is_no_file_is_refused(tmp_path, file, message):
       "no user 'user 12' among the 600 .* Did you mean 'user 0",
     ),
     (
-      lambda: flags.parse(
+      lambda: command_line.parse(
         ['--task=ratings', '--target_epsilon=8', '--delta=1e-5']
       ),
       '--centred=True: .*mean of all training ratings',
@@ -402,7 +384,7 @@ def _taste_file(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _config(path: pathlib.Path, *arguments: str) -> Config:
-  return flags.parse(
+  return command_line.parse(
     [
       f'--flagfile={commands.ROOT}/tasks/recipes/ratings_fed_recon.flags',
       f'--csv={path}',

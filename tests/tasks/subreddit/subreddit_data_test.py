@@ -43,7 +43,7 @@ def _write(folder: pathlib.Path, comments=_COMMENTS, name='a.jsonl'):
 
 
 def _load(folder, **choices) -> subreddit_data.Documents:
-  choices = {'min_comments': 1, 'max_comments': None, **choices}
+  choices = {'min_documents': 1, 'max_documents': None, **choices}
   return subreddit_data.load_comments(folder, **choices)
 
 
@@ -105,7 +105,7 @@ def test_what_is_gone_is_left_out_and_counted(tmp_path):
 
 
 def test_the_largest_subreddits_are_chosen_before_the_authors(tmp_path):
-  documents = _load(_write(tmp_path), num_subreddits=2, min_comments=2)
+  documents = _load(_write(tmp_path), num_subreddits=2, min_documents=2)
   # Without the two of pics, ann has two comments and cat none.
   assert documents.labels == ('nba', 'cfb')
   assert documents.authors == ('ann', 'bob')
@@ -115,12 +115,12 @@ def test_the_largest_subreddits_are_chosen_before_the_authors(tmp_path):
 def test_authors_with_too_few_or_too_many_comments_are_left_out(tmp_path):
   more = tuple(('cat', 'nba', time, 'more') for time in range(4))
   _write(tmp_path, _COMMENTS + more)  # 3, 3 and 5 comments.
-  assert _load(tmp_path, min_comments=4).authors == ('cat',)
-  small = _load(tmp_path, max_comments=4)
+  assert _load(tmp_path, min_documents=4).authors == ('cat',)
+  small = _load(tmp_path, max_documents=4)
   assert small.authors == ('ann', 'bob')
   assert small.left_out == {'author_too_large': 5}
   with pytest.raises(DataError, match='at least 4 documents and at most 4'):
-    _load(tmp_path, min_comments=4, max_comments=4)
+    _load(tmp_path, min_documents=4, max_documents=4)
 
 
 def test_texts_are_cut(tmp_path):
@@ -168,15 +168,6 @@ def test_texts_at_their_worst_are_texts(tmp_path):
   ).all()
 
 
-def test_half_a_character_is_no_name(tmp_path):
-  _write(tmp_path, [*_COMMENTS, ('ann\ud800', 'nba', 1, 'hello')])
-  with pytest.raises(
-    DataError,
-    match=r"a\.jsonl, line 8: 'author' should be a text of whole char",
-  ):
-    _load(tmp_path)
-
-
 def test_messages_keep_their_labels(tmp_path):
   (tmp_path / 'sticker').mkdir()
   records = [
@@ -191,7 +182,7 @@ def test_messages_keep_their_labels(tmp_path):
   assert documents.labels == ('0', '1')
   assert documents.label.tolist() == [0, 0, 1]
   assert documents.texts.tolist() == ['hi', 'hey', 'ho']
-  assert len(subreddit_data.load_messages(tmp_path, min_messages=2)) == 2
+  assert len(subreddit_data.load_messages(tmp_path, min_documents=2)) == 2
 
 
 def test_a_bad_comment_is_named(tmp_path):
@@ -288,11 +279,6 @@ def test_somebody_must_be_left_to_train(share):
     subreddit_parts.divide(_documents(3, 3), held_out_share=share)
 
 
-def test_an_unknown_part_is_named():
-  with pytest.raises(OptionError, match="part: 'tset' is none of train"):
-    subreddit_parts.divide(_documents(10))['tset']
-
-
 # ---- encoding ----------------------------------------------------------------
 
 
@@ -306,19 +292,6 @@ def test_characters_are_numbered_by_how_common_they_are():
   assert encoded.dtype == np.uint8
   smaller = text_encoding.learn_vocabulary(['abba', 'aé', '🙂'], 4)
   assert smaller.encode(['abé'], 3).tolist() == [[2, 3, 1]]
-
-
-def test_many_characters_need_a_larger_type():
-  texts = [''.join(map(chr, range(200, 700)))]
-  encoded = text_encoding.learn_vocabulary(texts, 1000).encode(texts, 500)
-  assert encoded.dtype == np.int32
-  assert sorted(encoded[0]) == list(range(2, 502))
-
-
-def test_halves_of_pairs_are_characters_too():
-  texts = json.loads(r'["\ud83d a"]')
-  vocabulary = text_encoding.learn_vocabulary(texts, 10)
-  assert vocabulary.encode(texts, 3).min() == 2
 
 
 def test_a_vocabulary_without_characters_is_refused():
@@ -470,7 +443,7 @@ def test_inventions_follow_from_the_seed(invent):
 @pytest.mark.skipif(not _REAL, reason='needs the real comments')
 def test_the_real_comments_are_as_described():
   documents = subreddit_data.load_comments(
-    _REAL, min_comments=50, max_comments=None
+    _REAL, min_documents=50, max_documents=None
   )
   assert documents.describe() == {
     'documents': 154_837,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.experiment.command_line.flags import parse
-from tasks.experiment.command_line.flags import recipe_flags
+from tasks.experiment.command_line.arguments import parse
+from tasks.experiment.command_line.arguments import recipe_flags
 from tasks.experiment.config import Config
 from tasks.experiment.runs import running
 from tasks.experiment.trainable import Trainable

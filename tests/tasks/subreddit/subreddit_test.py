@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.experiment.command_line.flags import parse
+from tasks.experiment.command_line.arguments import parse
 from tasks.subreddit import documents
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import synthetic as subreddit_synthetic

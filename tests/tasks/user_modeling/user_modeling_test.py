@@ -16,7 +16,6 @@ from tasks.experiment import Output
 from tasks.experiment import run
 from tasks.experiment.config import TASKS
 from tasks.experiment.methods.setting import Setting
-from tasks.experiment.options.hyperparameters import FedNoise
 from tasks.experiment.options.hyperparameters import Hpfl
 from tasks.experiment.runs.result import Result
 from tasks.experiment.trainable import Trainable
@@ -33,9 +32,7 @@ from tff_partial import tiers
 from tff_partial.client.client_work import CompositionError
 from tff_partial.client_statistics import Join
 from tff_partial.data import splits
-from tff_partial.dp import local_noise
 from tff_partial.drafts import centers as drafts
-from tff_partial.errors import PrivacyError
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 
@@ -198,13 +195,6 @@ def test_records_are_divided_anew_by_repeat_and_by_seed():
 def test_other_forms_are_refused():
   with pytest.raises(OptionError, match='user_form=nobody: .* Choose own'):
     _task().model_with('nobody')
-
-
-def test_a_part_without_records_is_refused():
-  with pytest.raises(OptionError, match='validation: no record is left'):
-    _task(validation_share=0.0)
-  with pytest.raises(OptionError, match='test_share: 1.0 leaves nothing'):
-    _task(test_share=1.0)
 
 
 @pytest.mark.parametrize('name', ['assist', 'movielens_hpfl'])
@@ -386,7 +376,7 @@ def test_hpfl_learns_and_is_measured():
     {'algorithm': 'fed_sgd'},
     {'algorithm': 'fed_prox', 'task': 'movielens_hpfl'},
     {'algorithm': 'fed_att'},
-    {'algorithm': 'fed_noise', 'client_noise_scale': 1e-4},
+    {'algorithm': 'fed_noise'},
     {
       'algorithm': 'centralized',
       'model': 'ncd',
@@ -469,8 +459,8 @@ def test_drafts_by_hand():
   # At most 1 + 2 + 3 centers of items are collected, and a tenth of them is 1.
   assert Hpfl().drafting(rows, Join.SUM) == drafts.ClientCenters(6, 1, 10)
   # 5 + 6 + 13, and half of them.
-  found = Hpfl(rows_per_center=2, min_users=3).drafting(rows, Join.SUM)
-  assert found == drafts.ClientCenters(24, 12, 2, min_rows=3)
+  found = Hpfl(rows_per_center=2).drafting(rows, Join.SUM)
+  assert found == drafts.ClientCenters(24, 12, 2)
   assert Hpfl(drafts='sums').drafting(rows, Join.SUM) == drafts.Sums(1)
   assert Hpfl(center_weighting='inverse').by_nearness
   assert not Hpfl().by_nearness
@@ -481,10 +471,8 @@ def test_drafts_by_hand():
   [
     (lambda: Hpfl(drafts='all'), '--hpfl_drafts=all: choose one of'),
     (lambda: Hpfl(rows_per_center=0), 'hpfl_rows_per_center=0: give at le'),
-    (lambda: Hpfl(drafts='sums', min_users=2), '--hpfl_min_users=2: with --hp'),
     (lambda: Hpfl().drafting({}, Join.SUM), '--algorithm=hpfl_k'),
     (lambda: _config(model='mf'), '--model=mf: choose one of'),
-    (lambda: _config(hpfl_threshold=-1), 'hpfl_threshold=-1: give at least'),
     (
       lambda: _config(noise_multiplier=1.0),
       '--hpfl_drafts=centers: clients send centers',
@@ -503,14 +491,6 @@ def test_impossible_choices_are_refused(make, expected):
   with pytest.raises(OptionError) as caught:
     make()
   assert expected in str(caught.value)
-
-
-def test_noise_of_clients_by_its_name():
-  assert FedNoise().build() == local_noise.LaplaceNoise(1.0, 0.01)
-  gaussian = FedNoise(noise='gaussian', clip=2.0, scale=0.5)
-  assert gaussian.build() == local_noise.LocalNoise(2.0, 0.5)
-  with pytest.raises(PrivacyError, match='clip'):
-    FedNoise(clip=0.0).build()
 
 
 @pytest.mark.parametrize(

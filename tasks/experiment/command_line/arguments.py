@@ -1,0 +1,143 @@
+"""Command lines as lists of arguments: recipes, flagfiles, other algorithms."""
+
+from collections.abc import Sequence
+import os
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from tasks.errors import OptionError
+from tasks.experiment.command_line.flags import define
+from tasks.experiment.command_line.flags import known
+from tasks.experiment.command_line.flags import read
+from tasks.experiment.config import Config
+from tasks.experiment.methods import algorithms
+from tasks.experiment.options.loop import Output
+from tasks.options import SET
+from tff_partial_programs import recipes
+
+_ALGORITHM = '--algorithm='
+
+
+def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
+  """Read an experiment from a flagfile.
+
+  Args:
+    recipe: The file; or the name of one in `tasks/recipes`, such as 'demo'.
+    **changes: Values that replace those of the recipe, by flag name.
+
+  Raises:
+    OptionError: If there is no such recipe or flag, or a value is impossible.
+  """
+  return parse(recipe_flags(recipe)).with_flags(changes)
+
+
+def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
+  """Read the flags of a recipe.
+
+  Args:
+    recipe: The file; or the name of one in `tasks/recipes`.
+
+  Raises:
+    OptionError: If there is no such recipe.
+  """
+  path = pathlib.Path(recipe)
+  try:
+    return list(
+      recipes.flags_of(path if path.suffix else recipes.path(str(recipe)))
+    )
+  except recipes.RecipeError as error:
+    raise OptionError(str(error)) from None
+
+
+def algorithm_of(arguments: Sequence[str]) -> str:
+  """Find the algorithm that a command line chooses.
+
+  Args:
+    arguments: The command line, with recipes and files of flags expanded.
+  """
+  chosen = [a for a in arguments if a.startswith(_ALGORITHM)]
+  return chosen[-1].removeprefix(_ALGORITHM) if chosen else Config().algorithm
+
+
+def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
+  """Remove the flags that only other algorithms read.
+
+  Args:
+    arguments: A command line, with recipes and files of flags expanded.
+    algorithm: The algorithm.
+  """
+  if algorithm not in algorithms.ALGORITHMS:
+    return list(arguments)  # The algorithm is refused later.
+  unread = algorithms.unread(algorithm)
+  kept = []
+  for argument in arguments:
+    name = argument.removeprefix(f'--{SET}=').removeprefix('--')
+    name = name.partition('=')[0]
+    if not {name, name.removeprefix('no')} & unread:
+      kept.append(argument)
+  return kept
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+  """Replace recipes and flagfiles by their flags.
+
+  If a later flag overrides the algorithm of a recipe or of a folder's run, the
+  flags before it that the new algorithm does not read are dropped.
+
+  Args:
+    arguments: The command line, without the program's name.
+
+  Raises:
+    RecipeError: If a named recipe does not exist.
+    OptionError: If an option without a flag is given as one.
+  """
+  expanded = recipes.expand(arguments)
+  try:
+    expanded = flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
+  except (flags.Error, OSError):
+    return expanded  # absl reports the error when it parses the flags.
+  _refuse_options(expanded)
+  places = [
+    place for place, a in enumerate(expanded) if a.startswith(_ALGORITHM)
+  ]
+  if len({expanded[place] for place in places}) < 2:
+    return expanded
+  before, after = expanded[: places[-1]], expanded[places[-1] :]
+  return [*without_unread(before, algorithm_of(after)), *after]
+
+
+def _refuse_options(arguments: Sequence[str]) -> None:
+  """Refuse options without a flag that are given as flags."""
+  for argument in arguments:
+    if argument == '--':
+      return
+    name = argument.lstrip('-').partition('=')[0]
+    if not argument.startswith('-') or name in flags.FLAGS:
+      continue
+    for option in (name, name.removeprefix('no')):
+      choice = known().get(option)
+      if choice is not None and choice.option.python_only:
+        raise OptionError(f'--{option}: give {choice.argument}=VALUE.')
+
+
+def parse(arguments: Sequence[str]) -> Config:
+  """Read an experiment from a command line.
+
+  Args:
+    arguments: Flags of `tasks.train`, such as `--rounds=10`.
+
+  Raises:
+    OptionError: If there is no such flag, or its value is impossible.
+  """
+  flag_values = flags.FlagValues()
+  define(Config(), flag_values)
+  define(Output(), flag_values)
+  try:
+    _, *rest = flag_values(['', *expand(arguments)])
+  except (flags.Error, recipes.RecipeError) as error:
+    raise OptionError(str(error)) from None
+  if rest:
+    raise OptionError(f'unknown arguments {rest}; flags begin with --.')
+  return read(Config(), flag_values)

@@ -1,0 +1,107 @@
+"""Builders of algorithms whose clients reconstruct local weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tasks.errors import OptionError
+from tasks.experiment.methods.building import Measuring
+from tasks.experiment.methods.setting import Setting
+import tff_partial
+
+if TYPE_CHECKING:
+  from tff_partial import processes
+  from tff_partial.evaluation import Evaluation
+  from tff_partial.model import models
+
+
+def fed_recon(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  personal, update = run.local.of_personal(), run.local.of_global()
+  return tff_partial.algorithms.build_fed_recon(
+    model,
+    split=run.local.build_split(),
+    reconstruction_optimizer=personal.optimizer,
+    reconstruction_epochs=personal.epochs,
+    reconstruction_steps=personal.max_steps,
+    update_optimizer=update.optimizer,
+    update_epochs=update.epochs,
+    update_steps=update.max_steps,
+    batch_size=update.batch_size,
+    joint=run.hyperparameters.joint,
+    through_solution=run.hyperparameters.through_solution,
+    **run.server_arguments(),
+  )
+
+
+def fed_recon_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  personal = run.local.when_measured(run.local.of_personal())
+  return tff_partial.algorithms.build_fed_recon_eval(
+    model,
+    split=measuring.get('split') or run.local.build_split(),
+    reconstruction_optimizer=personal.optimizer,
+    reconstruction_epochs=personal.epochs,
+    reconstruction_steps=personal.max_steps,
+    batch_size=personal.batch_size,
+  )
+
+
+def fed_recon_fine_tuning_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  return tff_partial.algorithms.build_fed_recon_fine_tuning_eval(
+    model,
+    split=measuring.get('split') or run.local.build_split(),
+    reconstruct=run.local.when_measured(run.local.of_personal()),
+    tune=run.local.of_tuning_global(),
+  )
+
+
+def fed_als(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return tff_partial.algorithms.build_fed_als(model, memory=run.memory)
+
+
+def fed_als_private(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  if run.ledger is None:
+    raise OptionError(
+      '--algorithm=fed_als_private: it shrinks by the noise of a private run. '
+      'Give --target_epsilon and --clip=1, or use fed_als.'
+    )
+  return tff_partial.algorithms.build_fed_als_private(
+    model,
+    aggregation=run.aggregation(),
+    attributes=run.task.item_columns(),
+  )
+
+
+def fed_als_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  return tff_partial.algorithms.build_fed_als_eval(
+    model, split=measuring.get('split') or run.local.build_split()
+  )
+
+
+def fed_ials(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return tff_partial.algorithms.build_fed_ials(
+    model, weighting=run.hyperparameters.weighting, memory=run.memory
+  )
+
+
+def fed_ials_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  return tff_partial.algorithms.build_fed_ials_eval(
+    model,
+    weighting=run.hyperparameters.weighting,
+    split=measuring.get('split') or run.local.build_split(),
+  )
