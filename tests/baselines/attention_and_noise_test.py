@@ -21,7 +21,6 @@ from baselines import fed_att
 from baselines import fed_noise
 from tests.support import planted
 from tff_partial import aggregators
-from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import fed_avg
@@ -376,40 +375,6 @@ def test_fed_noise_without_noise_clips_by_the_sum_of_absolute_values(
   _assert_weights(process, state, a, b)
 
 
-@pytest.mark.slow
-def test_fed_noise_is_furl_that_adds_noise_before_sending(
-  partly_local, clients
-):
-  noise = local_noise.LaplaceNoise(0.5, 0.1)
-  process = fed_noise.build_fed_noise(
-    partly_local, noise=noise, training=_TRAINING
-  )
-  furl = algorithms.build_furl(
-    partly_local,
-    training=_TRAINING,
-    aggregation=Aggregation(
-      client_weighting=ClientWeighting.UNIFORM, postprocess_update=noise
-    ),
-  )
-  found, remembered = planted.trained(process, clients, _ROUNDS)
-  expected, others = planted.trained(furl, clients, _ROUNDS)
-  planted.assert_same(
-    planted.global_weights(process, found),
-    planted.global_weights(furl, expected),
-  )
-  planted.assert_same(remembered, others)
-  # They are measured alike.
-  measured = []
-  for build in (fed_noise.build_fed_noise_eval, algorithms.build_furl_eval):
-    measuring = build(partly_local)
-    cohort = planted.cohort_of(measuring, {'ann': clients['ann']}, 0)
-    weights = process.get_model_weights(found)
-    measured.append(
-      measuring.evaluate(weights, [remembered['ann']], cohort).metrics
-    )
-  planted.assert_same(*map(dict, measured))
-
-
 def test_two_kinds_of_noise_are_refused(model):
   noise = local_noise.LaplaceNoise(1.0, 1.0)
   with pytest.raises(SettingError, match='Pass one of the two'):
@@ -579,20 +544,3 @@ def test_noised_numbers_are_on_a_grid_of_the_noise():
 
 
 # ---- every runtime -----------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_every_runtime_comes_to_the_same(partly_local, clients):
-  process = fed_noise.build_fed_noise(
-    partly_local,
-    noise=local_noise.LaplaceNoise(0.5, 0.1),
-    training=_TRAINING,
-  )
-  state, remembered = planted.trained(process, clients, _ROUNDS[:2])
-  with runtimes.native():
-    other, others = planted.trained(process, clients, _ROUNDS[:2])
-  planted.assert_close(
-    planted.global_weights(process, other),
-    planted.global_weights(process, state),
-  )
-  tf.nest.map_structure(planted.assert_close, others, remembered)

@@ -184,28 +184,6 @@ def fixture_fed_per() -> Run:
   return _run(algorithms.build_fed_per(_model('head'), training=_TRAINING))
 
 
-@pytest.mark.slow
-def test_fed_sgd_is_fed_avg_with_a_batch_of_everything(fed_avg):
-  found = _run(baselines.build_fed_sgd(_model(), learning_rate=0.3))
-  training = Phase(optimizer=sgd(0.3), batch_size=13)
-  expected = _run(algorithms.build_fed_avg(_model(), training=training))
-  planted.assert_close(found.weights, expected.weights)
-  _assert_moved(found.weights, fed_avg.weights)
-
-
-@pytest.mark.slow
-def test_local_training_is_what_ditto_does_where_nothing_holds_it():
-  personal = Phase(batch_size=4, epochs=2)
-  alone = _run(baselines.build_local_only(_model(), training=personal))
-  ditto = _run(algorithms.build_ditto(_model(), penalty=0.0, personal=personal))
-  # Both begin as what all clients receive in the first round, and never meet
-  # the global weights again.
-  planted.assert_same(alone.kept, ditto.kept)
-  first = planted.global_weights(alone.process, alone.process.initialize())
-  planted.assert_same(alone.weights, first)
-  _assert_moved(ditto.weights, first)
-
-
 # ---- as others say -----------------------------------------------------------
 
 
@@ -308,38 +286,7 @@ def _labelled(*labels: float) -> dict[str, planted.Fields]:
   return {'ann': {'x': np.ones_like(y), 'y': y}}
 
 
-_CONVERGE = Phase(optimizer=sgd(0.05), epochs=200)
 _STRENGTHS = (1.0, 6.0)
-
-
-@pytest.mark.slow
-def test_fed_prox_steps_shorter_the_more_it_is_held():
-  # The loss (w - 1)**2 + mu / 2 * w**2 is least at 2 / (2 + mu).
-  for penalty in _STRENGTHS:
-    process = baselines.build_fed_prox(
-      _number(), penalty=penalty, training=_CONVERGE
-    )
-    (w,) = _run(process, 1, _labelled(1.0)).weights.values()
-    np.testing.assert_allclose(w, [[2 / (2 + penalty)]], rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_ditto_stays_nearer_to_the_global_weights_the_more_it_is_held():
-  # w goes half way to the label 1: to 0.5, then to 0.75. A personal v that was
-  # trained to the end is least at (2 + lambda * w) / (2 + lambda), where w is
-  # what the client received: 0 in the first round and 0.5 in the second.
-  training = Phase(optimizer=sgd(0.25), max_steps=1)
-  for penalty in _STRENGTHS:
-    process = algorithms.build_ditto(
-      _number(), penalty=penalty, training=training, personal=_CONVERGE
-    )
-    for rounds, received in ((1, 0.0), (2, 0.5)):
-      run = _run(process, rounds, _labelled(1.0))
-      (v,) = run.kept[0][tiers.PERSONAL].values()
-      least = (2 + penalty * received) / (2 + penalty)
-      np.testing.assert_allclose(v, [[least]], rtol=1e-4)
-    (w,) = run.weights.values()
-    np.testing.assert_allclose(w, [[0.75]], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -381,16 +328,6 @@ def test_p_fed_me_uses_the_minimum_of_the_moreau_envelope():
     (own,) = _personal_weights(measuring, _run(process, 0), clients=clients)
     (theta,) = own.values()
     np.testing.assert_allclose(theta, [[2 / (2 + penalty)]], rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_p_fed_me_with_one_step_may_be_fed_avg(plain):
-  # One step of rate 1 / lambda takes theta to w less the slope over lambda, and
-  # then eta = 1 / lambda takes w to theta.
-  process = algorithms.build_p_fed_me(
-    _model(), penalty=10.0, personal=_PLAIN, learning_rate=0.1
-  )
-  planted.assert_close(_run(process, 3).weights, plain[3])
 
 
 # ---- how they personalise ----------------------------------------------------
@@ -440,18 +377,6 @@ def test_personal_copies_are_measured():
   new = algorithms.build_ditto_eval(_model(), personalise=Phase())
   for own in _personal_weights(new, run):
     _assert_moved(own, run.weights)
-
-
-@pytest.mark.slow
-def test_the_metrics_are_those_of_the_personal_copy():
-  run = _run(baselines.build_local_only(_number()), 1, _labelled(1.0))
-  measuring = baselines.build_local_only_eval(_number())
-  cohort = planted.cohort_of(measuring, _labelled(1.0))
-  output = measuring.evaluate(
-    run.process.get_model_weights(run.state), run.kept, cohort
-  )
-  # One step with rate 0.1 from 0 to 0.2.
-  assert output.metrics['loss'] == pytest.approx(0.8**2)
 
 
 @pytest.mark.slow

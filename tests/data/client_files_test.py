@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Callable, Iterator
-import dataclasses
 import json
 import pathlib
 import pickle
@@ -245,24 +244,6 @@ def test_folders_of_another_version_or_time_are_refused(tmp_path):
   _write(path, [('eve', small_clients.fields(5))])
   with _refused('were written again after they had been opened'):
     clients.read('eve')
-
-
-def test_wrong_numbers_of_examples_are_refused():
-  reader = client_readers.Reader(
-    list(small_clients.COUNTS),
-    lambda client: small_clients.clients()[client],
-    _SPEC,
-    num_examples={'ann': 3, 'eve': 4, 'bob': 0},
-  )
-  seeds = small_clients.seeds(2)
-  with _refused("'eve' has 5 examples, but `num_examples` says 4"):
-    list(reader.cohort(['ann', 'eve'], seeds))
-  with _refused("'dot': how many examples it has"):
-    reader.cohort(['ann', 'dot'], seeds)
-  with _refused("'bob' has no examples"):
-    reader.cohort(['ann', 'bob'], seeds)
-  with _refused("'ann' has 3 examples but the largest bucket holds 2"):
-    dataclasses.replace(reader, capacities=[2]).cohort(['ann'], seeds[:1])
 
 
 # ---- damage ------------------------------------------------------------------

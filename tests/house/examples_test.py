@@ -63,14 +63,10 @@ def _with(**fields) -> dict[str, dict]:
       r"Client 'bad' lacks the fields \['time'\]; an example consists of "
       r"\['x', 'y', 'weight', 'time'\]",
     ),
-    ({'bad': {}}, r"Client 'bad' lacks the fields \['x', 'y', 'time'\]"),
     (
       _with(y=[0.5, np.nan]),
       "Client 'bad', y: example 1 is nan, which is not finite. Drop or repair",
     ),
-    (_with(y=[-np.inf, 1.0]), "Client 'bad', y: example 0 is -inf"),
-    # Missing whole numbers are nan too, and that is what should be said.
-    (_with(x=[1.0, np.nan]), "Client 'bad', x: example 1 is nan"),
     (
       _with(x=[1.0, 2.0]),
       "Client 'bad', x: expected int32, found float64, whose fractions would "
@@ -80,14 +76,12 @@ def _with(**fields) -> dict[str, dict]:
       _with(x=[1, 2**31]),
       "Client 'bad', x: the value 2147483648 does not fit into int32. Change",
     ),
-    (_with(y=[1.0, 1e39]), "Client 'bad', y: the value 1e.39 does not fit"),
     (_with(y=[2**24 + 1, 0]), 'the value 16777217 does not fit into float32'),
     (
       _with(y=['3', '4']),
       "Client 'bad', y: expected values of type float32, found <U1 "
       r"\(first value '3'\). Convert them before packing",
     ),
-    (_with(y=[None, 4]), r'found object \(first value None\)'),
     (
       _with(time=np.array(['2001-01-01', '2002-01-01'], 'datetime64[s]')),
       r"Client 'bad', time: expected values of type int64, found datetime64",
@@ -96,7 +90,6 @@ def _with(**fields) -> dict[str, dict]:
       _with(x=[[1, 2], [3, 4]]),
       r"Client 'bad', x: expected one example to have shape \(\), found \(2,\)",
     ),
-    (_with(y=3.0), r'y: expected one example to have shape \(\), found \(\)'),
     (
       _with(y=[[1.0], [1.0, 2.0]]),
       r"Client 'bad', y: the examples differ in shape. Pad or cut them",

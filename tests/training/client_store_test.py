@@ -560,45 +560,6 @@ def test_an_old_copy_is_refused(path):
   store.close()
 
 
-def _truncate(path: pathlib.Path) -> None:
-  os.truncate(path, path.stat().st_size // 2)
-
-
-def _scribble(path: pathlib.Path) -> None:
-  path.write_bytes(b'never a database ' * 1000)
-
-
-def _empty(path: pathlib.Path) -> None:
-  os.truncate(path, 0)
-
-
-@pytest.mark.parametrize('damage', [_truncate, _scribble, _empty])
-def test_a_damaged_file_is_named(path, damage):
-  damage(path)
-  with pytest.raises(ClientStoreError, match='damaged') as caught:
-    with contextlib.closing(
-      ClientStore(initialize_small, folder=path.parent, writable=False)
-    ) as store:
-      store.read(names(*range(1000)))
-  assert str(path) in str(caught.value)
-
-
-def test_a_damaged_state_is_named(path):
-  data = bytearray(path.read_bytes())
-  place = data.rindex(np.full([3], 1.0, np.float32).tobytes())
-  data[place] ^= 1
-  path.write_bytes(data)
-  everybody = names(*range(1000))
-  with contextlib.closing(
-    ClientStore(initialize_small, folder=path.parent)
-  ) as store:
-    for states in (store, store.at(1)):
-      with pytest.raises(
-        ClientStoreError, match=r"client 'client \d+' after round 1 is damaged"
-      ):
-        states.read(everybody)
-
-
 def _run_sql(path: pathlib.Path, *statements: str) -> None:
   connection = sqlite3.connect(path)
   for statement in statements:
@@ -635,15 +596,6 @@ def test_what_is_altered_is_refused(path, statement, problem, writable):
     ) as store:
       store.read(names(*range(1000)))
   assert str(path) in str(caught.value)
-
-
-def test_a_renamed_client_is_refused(path):
-  # In the table, not in its index.
-  data = path.read_bytes()
-  place = data.index(b'client 7')
-  path.write_bytes(data[:place] + b'Client 7' + data[place + 8 :])
-  with pytest.raises(ClientStoreError, match='damaged .*index'):
-    ClientStore(initialize_small, folder=path.parent)
 
 
 def test_a_damaged_client_can_be_deleted(path):

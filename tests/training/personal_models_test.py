@@ -251,9 +251,7 @@ def test_other_inputs_are_the_same_for_all_candidates():
   [
     ([1.0, 2.0], 3, [], 'cannot name 3 of the 2 candidates'),
     ([1.0, 2.0], 2, [2.0], 'cannot name 2 of the 1 candidates'),
-    ([1.0, 2.0], 0, [], 'cannot name 0'),
     ([1.0, np.nan], 1, [], 'one finite number'),
-    ([[1.0], [2.0]], 1, [1.0], r'exclude: candidates are arrays \[1\]'),
   ],
 )
 def test_what_cannot_be_chosen_is_refused(

@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import signal
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -122,22 +121,6 @@ def test_without_a_folder_they_remember_as_well(world, whole):
   result = world.train()
   _assert_same(world, result, whole[0])
   assert result.client_store.path is None
-
-
-@pytest.mark.slow
-def test_every_runtime_remembers_the_same(world, whole):
-  with tff_partial.runtimes.native():
-    result = world.train()
-  ids = world.clients.client_ids
-  for one, two in (
-    (result.client_store.read(ids), whole[0].client_store.read(ids)),
-    ([result.weights], [whole[0].weights]),
-  ):
-    tf.nest.map_structure(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-      list(one),
-      list(two),
-    )
 
 
 @pytest.mark.slow
@@ -276,27 +259,6 @@ def test_sigkill_leaves_server_and_clients_in_step(world, whole, tmp_path):
     assert programs.load(world.process, folder).client_store.round == 3
     _assert_same(world, world.train(output_dir=folder), whole[0])
     assert repeatable_rows(folder) == repeatable_rows(whole[1])
-
-
-@pytest.mark.slow
-def test_sigkill_at_random_moments_changes_nothing(world, tmp_path):
-  settings = {'rounds': 400, 'evaluate_every': 2}
-  seed = int(np.random.SeedSequence().generate_state(1)[0])
-  print('The moments are those of seed', seed)
-  random = np.random.default_rng(seed)
-  folder = tmp_path / 'killed'
-  code = _TRAIN.format(owner='checkpoints.Checkpoints', name='save', at=0)
-  code = code.replace('sys.argv[1]', f'sys.argv[1], **{settings}')
-  table = folder / 'metrics.csv'
-  for _ in range(5):
-    rows = table.read_bytes().count(b'\n') if table.exists() else 0
-    with commands.started([sys.executable, '-c', code, str(folder)]) as program:
-      commands.wait_for_rounds(table, rows + 1, program)
-      time.sleep(random.uniform(0.0, 2.0))
-      program.process.kill()
-      program.finish()
-  result = world.train(output_dir=folder, **settings)
-  _assert_same(world, result, world.train(**settings))
 
 
 @pytest.mark.slow

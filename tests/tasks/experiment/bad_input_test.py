@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import json
-import os
 import pathlib
 import resource
 import shutil
@@ -13,7 +12,6 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tasks.experiment.command_line import flags as run_flags
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
 from tasks.experiment.runs.folder import Folder
@@ -22,7 +20,6 @@ from tests.support.commands import is_for_users
 from tests.support.commands import run_here
 import tff_partial
 from tff_partial import errors
-from tff_partial.training import programs
 
 
 @pytest.fixture(autouse=True, name='no_child_is_left')
@@ -66,50 +63,9 @@ def _with_line(number: int, line: bytes) -> Callable[[pathlib.Path], None]:
 
 # What is done to the file of ratings, and what the message must say.
 _DAMAGES: dict[str, tuple[Callable[[pathlib.Path], Any], tuple[str, ...]]] = {
-  'cut off': (
-    lambda path: path.write_bytes(path.read_bytes()[:-6]),
-    ('ratings.dat: cannot be read', 'cut off in line 270', '--download'),
-  ),
   'a field too few': (
     _with_line(7, b'1::7::978307'),
     ('ratings.dat, line 7', "'rating' should be", "'978307'", '--download'),
-  ),
-  'another separator': (
-    _with_line(1, b'1,1,3,978301'),
-    ('ratings.dat: cannot be read', 'a line is user_id::item_id::'),
-  ),
-  'a rating that is no number': (
-    _with_line(12, b'2::3::good::978303'),
-    ('ratings.dat, line 12', "'rating' should be", "found 'good'"),
-  ),
-  'a rating that is NaN': (
-    _with_line(12, b'2::3::nan::978303'),
-    ('ratings.dat, line 12', "'rating' should be", "found 'nan'"),
-  ),
-  'a rating off the scale': (
-    _with_line(12, b'2::3::6::978303'),
-    ('ratings.dat, line 12', 'a rating on the scale', "found '6'"),
-  ),
-  'a user that is no number': (
-    _with_line(12, b'Anna::3::4::978303'),
-    ('ratings.dat, line 12', "'user_id' should be", "found 'Anna'"),
-  ),
-  'a rating twice': (
-    _with_line(12, b'2::1::4::978303'),
-    ('ratings.dat, line 12', 'a second line', 'line 10'),
-  ),
-  'no text': (
-    _with_line(5, b'1::5::\xff::978303'),
-    ('ratings.dat, line 5', "found 'ÿ'"),
-  ),
-  'nothing': (lambda path: path.write_text(''), ('ratings.dat', 'empty')),
-  'an item that nobody describes': (
-    _with_line(5, b'1::77::3::978305'),
-    ('movies.dat', 'item 77'),
-  ),
-  'its neighbour missing': (
-    lambda path: (path.parent / 'movies.dat').unlink(),
-    ('movies.dat', 'No such file'),
   ),
   'few users': (
     lambda path: path.write_text('1::1::3::97\n2::1::3::97\n'),
@@ -135,12 +91,7 @@ def test_damaged_data(tmp_path, damage):
     (['--data_dir='], ['no data folder is named', '--data_dir', 'synthetic']),
     (['--data_dir={here}/missing'], ['{here}/missing', 'does not exist']),
     (['--data_dir={here}'], ['{here}', 'no MovieLens ratings', '--download']),
-    (['--data_dir={here}/file'], ['{here}/file', 'not a folder']),
     (['--data_dir={here}', '--data_set=ml-2m'], ["'ml-2m'", 'ml-1m']),
-    (
-      ['--data_dir={here}', '--data_set=ml-2m', '--download'],
-      ["'ml-2m'", 'ml-1m'],
-    ),
   ],
 )
 def test_missing_data(tmp_path, arguments, expected):
@@ -161,101 +112,20 @@ def test_missing_data(tmp_path, arguments, expected):
   is_for_users(again, '--support_share')
 
 
-@pytest.mark.slow
-def test_documents_at_their_worst(tmp_path):
-  """A run on nothing but what the writers of readers forget."""
-  (tmp_path / 'sticker').mkdir()
-  texts = [
-    '\ud800',
-    '\0',
-    '\U0001f600' * 3,
-    '\u202e\u05e9',
-    'a' + '\u0301' * 99,
-  ]
-  lines = [
-    json.dumps(
-      {'user': user, 'text': text, 'label': (n + place) % 2, 'time': n}
-    )
-    for place, user in enumerate(['\0', '\U0001f600', '\u202e', 'x' * 5_000])
-    for n, text in enumerate([*texts, 'x' * 1_000_000, *texts, *texts])
-  ]
-  (tmp_path / 'sticker' / 'a.jsonl').write_text('\n'.join(lines))
-  outcome = run_here(
-    'train',
-    '--task=sticker',
-    '--algorithm=furl',
-    *commands.TINY_DOCUMENTS,
-    '--data=real',
-    f'--data_dir={tmp_path}',
-    '--min_examples=1',
-    '--clients_per_round=3',
-    '--rounds=2',
-    '--evaluate_every=1',
-    '--jit=false',
-    f'--output_dir={tmp_path}/out',
-  )
-  assert (outcome.status, outcome.errors) == (0, ''), outcome
-  assert 'nan' not in outcome.output
-  # Whoever is called so is found again.
-  shown = run_here(
-    'clients', f'--output_dir={tmp_path}/out', '--client=\U0001f600'
-  )
-  assert shown.status == 0 or 'holds nothing of this' in shown.errors, shown
-
-
-@pytest.mark.slow
-def test_no_client_has_enough_examples(tmp_path):
-  outcome = run_here(
-    'train',
-    *commands.SMALL,
-    '--min_examples=100000',
-    f'--output_dir={tmp_path}',
-  )
-  is_for_users(outcome, 'None of 480 clients', '100000', 'min_examples')
-
-
 # ---- flags -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
   'arguments, expected',
   [
-    # What absl finds.
     (['--raunds=3'], ['Unknown command line flag', 'raunds', 'rounds']),
     (['--runtime=cluster'], ['runtime', 'cluster', 'cohort', 'native']),
-    (['--algorithm=fed_best'], ['algorithm', 'fed_best', 'fed_recon']),
-    (['--task=chess'], ['task', 'chess', 'movielens']),
-    (['--update_optimizer=lion'], ['update_optimizer', 'lion', 'adagrad']),
     (['--rounds=ten'], ['--rounds=ten', 'int()']),
     (['--rounds=-1'], ['--rounds=-1', 'at least 1']),
-    (['--rounds=0'], ['--rounds=0', 'at least 1']),
-    (['--batch_size=0'], ['--batch_size=0', 'at least 1']),
-    (['--evaluate_every=0'], ['--evaluate_every=0', 'at least 1']),
-    (
-      ['--early_stopping_patience=0'],
-      ['early_stopping_patience=0', 'at least 1'],
-    ),
-    (
-      ['--set=early_stopping_min_delta=0.1'],
-      ['--early_stopping_patience', 'both'],
-    ),
-    (['--l2=-1'], ['--l2=-1', 'at least 0']),
     (['--l2=nan'], ['--l2=nan', 'finite']),
-    (['--server_learning_rate=inf'], ['server_learning_rate', 'finite']),
-    (
-      ['--update_optimizer=sgd:momentum=1.5'],
-      ['update_momentum=1.5', 'at most 1'],
-    ),
-    (['--oversample=0.5'], ['--oversample=0.5', 'at least 1']),
     (['--dropout_rate=1.5'], ['--dropout_rate=1.5', 'at most 1']),
-    (['--flagfile={here}/no.flags'], ['flagfile', '{here}/no.flags']),
     (['--flagfile={here}/bad.flags'], ['Unknown command line flag', 'colour']),
-    # What the groups of flags find.
     (['movielens'], ["['movielens']", '--']),
-    (
-      ['--server_optimizer=adam:momentum=0.9'],
-      ['--server_optimizer=adam:momentum', 'choose sgd'],
-    ),
     (
       ['--update_optimizer=exact'],
       ['--update_optimizer=exact', '--reconstruction_optimizer=exact'],
@@ -272,15 +142,7 @@ def test_no_client_has_enough_examples(tmp_path):
       ['--reconstruction_optimizer=exact', '--reconstruction_steps=3'],
       ['--reconstruction_steps=3', 'no steps are taken'],
     ),
-    (
-      ['--update_optimizer=sgd:epsilon=0.1'],
-      ['--update_optimizer', 'sgd has no epsilon', 'adaptive'],
-    ),
-    (['--clip_norm=1', '--set=aggregator=robust'], ['--clip_norm', 'robust']),
     (['--jit=true', '--runtime=native'], ['--jit=true', '--runtime=cohort']),
-    (['--support_share=0'], ['--support_share=0', '--split=same']),
-    (['--support_share=1.5', '--split=by_time'], ['--support_share=1.5']),
-    (['--max_examples=1'], ['max_examples', 'at least 2']),
   ],
 )
 def test_bad_flags(tmp_path, arguments, expected):
@@ -292,59 +154,6 @@ def test_bad_flags(tmp_path, arguments, expected):
     *(argument.format(here=tmp_path) for argument in arguments),
   )
   is_for_users(outcome, *(part.format(here=tmp_path) for part in expected))
-
-
-_LONG = '9' * 5_000  # More digits than Python reads.
-
-
-@pytest.mark.slow
-def test_a_number_of_5000_digits_is_no_value_of_any_flag(tmp_path):
-  numeric = [
-    name
-    for name, choice in run_flags.define(Config()).items()
-    if choice.kind in (int, float) and not choice.option.may_be_infinite
-  ]
-  assert len(numeric) > 50
-  for name in numeric:
-    for number in (_LONG, f'-{_LONG}', '9' * 4_000):
-      outcome = run_here(
-        'train',
-        '--data=synthetic',
-        f'--{name}={number}',
-        f'--output_dir={tmp_path}/out',
-      )
-      is_for_users(outcome, name)
-  assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['sizes', 'after'])
-def test_numbers_of_new_users_are_numbers(name):
-  folder = commands.trained().folder
-  for number in (_LONG, '-1', '1.5', '\u00b2', ''):
-    flag = 'support' if name == 'sizes' else name
-    outcome = run_here(
-      'new_users', f'--output_dir={folder}', f'--{flag}={number}'
-    )
-    is_for_users(outcome, flag)
-
-
-@pytest.mark.slow
-def test_a_cohort_larger_than_the_population(tmp_path):
-  outcome = run_here(
-    'train',
-    *commands.SMALL,
-    '--clients_per_round=400',
-    '--oversample=1.5',
-    f'--output_dir={tmp_path}',
-  )
-  is_for_users(
-    outcome,
-    'asks 600 clients',
-    'clients_per_round=400',
-    'oversample=1.5',
-    'population has 480',
-  )
 
 
 # ---- folders -----------------------------------------------------------------
@@ -438,82 +247,12 @@ def test_a_folder_in_which_another_process_trains(tmp_path):
   assert commands.files(tmp_path) != before
 
 
-@pytest.mark.slow
-def test_a_second_program_leaves_the_first_one_alone(tmp_path):
-  folder = tmp_path / 'out'
-  arguments = (*commands.SMALL, '--rounds=2000', f'--output_dir={folder}')
-  with commands.started(commands.command('train', *arguments)) as first:
-    commands.wait_for_rounds(folder / 'metrics.csv', 1, first)
-    for more in ((), ('--seed=1',)):
-      second = run_here('train', *arguments, *more)
-      is_for_users(second, str(folder), 'another process is training')
-    assert first.process.poll() is None
-    outcome = first.finish(seconds=1800)
-    assert outcome.status == 0, outcome
-  alone = run_here(
-    'train', *arguments[:-1], f'--output_dir={tmp_path / "alone"}'
-  )
-  assert alone.status == 0, alone
-  rows = [
-    commands.repeatable_rows(tmp_path / name) for name in ('out', 'alone')
-  ]
-  assert rows[0] == rows[1]
-  assert len(rows[0]) == 2000
-
-
-@pytest.mark.slow
-def test_another_models_checkpoint(copy):
-  path = copy / 'flags.txt'
-  path.write_text(
-    path.read_text().replace('--num_factors=4', '--num_factors=5')
-  )
-  (copy / 'result.json').unlink()
-  before = commands.files(copy)
-  outcome = run_here(
-    'train', *commands.SMALL, '--num_factors=5', f'--output_dir={copy}'
-  )
-  is_for_users(
-    outcome,
-    str(copy / 'checkpoints' / 'round_6'),
-    'another model',
-    '(200, 4)',
-    '(200, 5)',
-  )
-  assert commands.files(copy) == before
-
-
-@pytest.mark.slow
-def test_unreadable_checkpoints(copy):
-  for path in copy.rglob('variables.data*'):
-    os.truncate(path, 100)
-  (copy / 'result.json').unlink()
-  before = commands.files(copy)
-  outcome = run_here('train', *commands.SMALL, f'--output_dir={copy}')
-  is_for_users(
-    outcome, str(copy / 'checkpoints'), 'round_4', 'round_6', 'delete'
-  )
-  assert commands.files(copy) == before
-
-
-@pytest.mark.slow
-def test_a_table_of_something_else(copy):
-  (copy / 'metrics.csv').write_text('name,value\nmine,1\n')
-  (copy / 'result.json').unlink()
-  before = commands.files(copy)
-  outcome = run_here('train', *commands.SMALL, f'--output_dir={copy}')
-  is_for_users(outcome, f'{copy}/metrics.csv, line 1', "'round'", 'Move it')
-  assert commands.files(copy) == before
-
-
 @pytest.mark.parametrize(
   'text, expected',
   [
     ('', ['line 1', 'not JSON']),
-    ('{\n"rounds": 6,\n', ['line 3', 'not JSON']),
     ('[]', ['line 1', 'not the result of a run']),
-    ('{"rounds": 6}', ['line 1', 'not the result of a run']),
     ('{"rounds": ' + '9' * 5_000 + '}', ['line 1', 'no reader of JSON']),
-    ('[' * 100_000, ['line 1', 'no reader of JSON']),
   ],
 )
 @pytest.mark.parametrize('name', ['train', 'evaluate'])
@@ -559,28 +298,6 @@ def test_a_disk_that_is_full_from_the_beginning(tmp_path):
 
 
 # Too little for the events of some rounds, and for a checkpoint.
-@pytest.mark.slow
-@pytest.mark.parametrize('size, every', [(1_800, 6), (9_000, 2)])
-def test_a_disk_that_becomes_full(tmp_path, monkeypatch, size, every):
-  train = programs.train
-
-  def train_in_little_room(*arguments, **options):
-    with _little_room(size):
-      return train(*arguments, **options)
-
-  monkeypatch.setattr(programs, 'train', train_in_little_room)
-  outcome = run_here(
-    'train',
-    *commands.SMALL,
-    f'--evaluate_every={every}',
-    f'--output_dir={tmp_path}',
-  )
-  is_for_users(outcome, str(tmp_path), 'too large', 'ake room')
-  rounds = (tmp_path / 'metrics.csv').read_text().splitlines()[1:]
-  assert [line.split(',')[0] for line in rounds] == (
-    list('12345') if every == 6 else list('12')
-  )
-  assert not list((tmp_path / 'checkpoints').iterdir())
 
 
 # ---- evaluate ----------------------------------------------------------------
@@ -591,21 +308,6 @@ def test_evaluate_where_nothing_was_trained(tmp_path):
     outcome = run_here('evaluate', f'--output_dir={folder}')
     is_for_users(outcome, str(folder), 'flags.txt', 'tff-partial train')
   assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_evaluate_before_the_first_checkpoint(copy):
-  shutil.rmtree(copy / 'checkpoints')
-  outcome = run_here('evaluate', f'--output_dir={copy}')
-  is_for_users(outcome, f'{copy}/checkpoints', 'Train first')
-  assert not (copy / 'checkpoints').exists()
-
-
-@pytest.mark.slow
-def test_evaluate_with_other_flags():
-  folder = commands.trained().folder
-  outcome = run_here('evaluate', f'--output_dir={folder}', '--num_factors=9')
-  is_for_users(outcome, f'{folder}/checkpoints/round_6', 'another model')
 
 
 @pytest.mark.slow

@@ -462,31 +462,6 @@ def test_a_pipe_ends_with_its_program(ended):
   assert _result(folder / 'piped')['runtime'] == 'native'
 
 
-@pytest.mark.slow
-def test_later_ratings_of_seen_users(ended):
-  folder, outcomes = ended
-  outcome = outcomes['seen']
-  assert outcome.status == 0, outcome
-  result = _result(folder / 'seen')
-  assert list(result['test']) == ['seen']
-  clients = result['data']['clients']
-  filtered = result['data']['clients_filtered']
-  assert clients['train'] + filtered['train'] == 600
-  assert filtered['train'] > 0
-  # Of the test ratings all are measured, and no training rating is.
-  assert (
-    result['test']['seen']['num_examples'] <= result['data']['test']['ratings']
-  )
-  sizes = [int(row['num_clients']) for row in repeatable_rows(folder / 'seen')]
-  assert max(sizes) <= 5
-  assert min(sizes) < 5
-  # The bar is for the eyes, not for the output.
-  assert '6/6' in outcome.errors
-  assert 'validation_rmse=' in outcome.errors
-  assert 'round/s' not in outcome.output
-  assert 'test (seen)' in outcome.output
-
-
 # ---- slow --------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """Laws of recordings: wav files, their spectrograms, and voices between two."""
 
-import itertools
 import os
 import pathlib
 import wave
@@ -125,20 +124,12 @@ def test_a_folder_without_sound_is_refused(tmp_path):
     speech_recordings.load(tmp_path)
 
 
-def test_other_names_are_refused(tmp_path):
-  _write(tmp_path / 'seven-theo.wav')
-  with pytest.raises(DataError, match='seven-theo.wav: .*WORD_SPEAKER_TAKE'):
-    speech_recordings.load(tmp_path)
-
-
 # A file of 44 bytes of header and 8 of sound: the format is from byte 20 on.
 @pytest.mark.parametrize(
   'place, value',
   [
     (0, b'A word'),
-    (20, b'\x07'),  # Compressed.
-    (22, b'\x00'),  # No channels.
-    (36, b'dada'),  # No sound.
+    (22, b'\x00'),
   ],
 )
 def test_a_damaged_file_is_refused(tmp_path, place, value):
@@ -168,12 +159,6 @@ def test_differing_sampling_rates_are_refused(tmp_path):
     speech_recordings.load(tmp_path)
 
 
-def test_low_sampling_rates_are_refused(tmp_path):
-  _write(tmp_path / '7_ada_0.wav', rate=1_000)
-  with pytest.raises(DataError, match='1000 samples a second .* 4000 are'):
-    speech_recordings.load(tmp_path)
-
-
 # ---- parts -------------------------------------------------------------------
 
 
@@ -196,11 +181,6 @@ def test_a_speaker_with_too_few_recordings_is_refused():
   few = speech_recordings.build_corpus('few', _RATE, full.recordings[:-1])
   with pytest.raises(DataError, match="few: speaker 'bob' has 19 .* 20 are"):
     speech_recordings.divide(few)
-
-
-def test_a_single_speaker_is_refused():
-  with pytest.raises(DataError, match="noise: all .* are of 'ada'"):
-    speech_recordings.divide(_corpus(['ada'], ['yes'], 20))
 
 
 # ---- spectrograms ------------------------------------------------------------
@@ -231,12 +211,6 @@ def test_loudness_is_not_seen():
     speech_spectrograms.log_mel(tone / 4, _RATE),
     atol=0.01,
   )
-
-
-def test_silence_is_paper():
-  silence = speech_spectrograms.log_mel(np.zeros(800, np.float32), _RATE)
-  np.testing.assert_array_equal(silence, np.full([5, 40], -80))
-  assert not speech_spectrograms.to_picture(silence).any()
 
 
 def test_a_frame_begins_every_20_milliseconds():
@@ -272,19 +246,6 @@ def test_speakers_come_first_then_the_middles_of_pairs():
   ]
   speakers = [s for v in voices[6:] for s in (v.first, v.second)]
   assert sorted(map(speakers.count, 'abcdef')) == [4, 4, 5, 5, 5, 5]
-
-
-@pytest.mark.parametrize('number', [2, 3, 5, 6])
-def test_all_voices_differ(number):
-  speakers = 'abcdef'[:number]
-  pairs = number * (number - 1) // 2
-  voices = speech_voices.choose(speakers, number + 3 * pairs)
-  described = {
-    frozenset({(v.first, 1 - v.share), (v.second, v.share)}) for v in voices
-  }
-  assert len(described) == len(voices)
-  halves = {frozenset((v.first, v.second)) for v in voices if v.share == 0.5}
-  assert halves == set(map(frozenset, itertools.combinations(speakers, 2)))
 
 
 @pytest.mark.parametrize('number', [5, 52])

@@ -6,7 +6,6 @@ import importlib
 import json
 import lzma
 import pathlib
-import sys
 
 import pytest
 
@@ -55,13 +54,6 @@ def test_reads_compressed_files(tmp_path, ending, opener):
   assert _read(path) == [('ann', 3, 1)] * 2
 
 
-def test_zstandard_asks_for_its_package(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'zstandard', None)
-  path = _write(tmp_path / 'RC_2019-01.zst', _LINE)
-  with pytest.raises(DataError, match=r'RC_2019-01\.zst.*zstandard.*unzstd'):
-    _read(path)
-
-
 def test_reads_zstandard_where_its_package_is(tmp_path):
   zstandard = pytest.importorskip('zstandard')
   path = tmp_path / 'a.zst'
@@ -76,16 +68,11 @@ def test_reads_zstandard_where_its_package_is(tmp_path):
   ('line', 'problem'),
   [
     (b'{"who": ', 'Expecting value'),
-    (b'{"who": "\xff"}', "'utf-8' codec"),
     (b'[' * 100_000, '.*recursion'),
     (b'[1, 2]', r'expected a JSON object, found \[1, 2\]'),
     ({'who': 'ann', 'label': 1}, "'created_utc' or 'time' is missing"),
     ({**_LINE, 'who': 3}, "'who' should be a text, found 3"),
-    ({**_LINE, 'time': -1}, "'time' should be a time in seconds"),
     ({**_LINE, 'time': '1_0'}, "'time' should be a time in seconds"),
-    ({**_LINE, 'time': '\u0661\u0662'}, "'time' should be a time in seconds"),
-    ({**_LINE, 'time': True}, "'time' should be a time in seconds"),
-    (b'{"who": "a", "time": NaN, "label": 1}', "'time' should be a time"),
     ({**_LINE, 'label': 2}, "'label' should be 0 or 1, found 2"),
   ],
 )
@@ -120,13 +107,6 @@ def test_a_name_is_of_whole_characters(tmp_path):
     list(json_lines.read(path, [field]))
 
 
-def test_shows_the_beginning_of_a_long_value(tmp_path):
-  path = _write(tmp_path / 'a.jsonl', {**_LINE, 'label': 'x' * 1000})
-  with pytest.raises(DataError) as caught:
-    _read(path)
-  assert len(str(caught.value)) < 300
-
-
 @pytest.mark.parametrize('lines', [(), (b'', b'  ')])
 def test_refuses_a_file_without_records(tmp_path, lines):
   with pytest.raises(DataError, match=r'a\.jsonl: the file has no records'):
@@ -142,11 +122,6 @@ def test_refuses_a_file_that_is_cut_off(tmp_path, ending, opener):
   path.write_bytes(path.read_bytes()[:-10])
   with pytest.raises(DataError, match=r'after line \d+: .*cannot be read'):
     _read(path)
-
-
-def test_refuses_a_file_that_is_not_what_it_is_called(tmp_path):
-  with pytest.raises(DataError, match='after line 0: .*cannot be read'):
-    _read(_write(tmp_path / 'a.jsonl.gz', _LINE))
 
 
 # ---- finding files -----------------------------------------------------------
