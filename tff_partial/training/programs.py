@@ -156,9 +156,7 @@ def check(
   )
   cohorts.check(clients, process.example_spec)
   ids = clients.client_ids
-  ledger = run_privacy.ledger_of(
-    process, privacy, len(ids), clients_per_round, rounds
-  )
+  ledger = run_privacy.ledger_of(process, privacy, rounds)
   if validation is not None:
     _check_validation(validation, process, select)
   return training_loop.TrainingLoop(
