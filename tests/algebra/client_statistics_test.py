@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import client_state
@@ -193,17 +192,6 @@ def test_local_noise_is_for_what_is_sent_with_the_update(model):
   )
   state, _ = _round(process)
   assert np.linalg.norm(_server(state)) < 1.0
-
-
-@pytest.mark.slow
-def test_any_aggregation_may_join_it(model):
-  clipped = tff.aggregators.clipping_factory(1.0, tff.aggregators.SumFactory())
-  process = _compose(model, statistics=[_STATISTIC._replace(join=clipped)])
-  state, _ = _round(process)
-  units = [np.array([mean, 1.0]) for mean in (2.5, 6.0)]
-  expected = np.sum([u / np.linalg.norm(u) for u in units], 0)
-  np.testing.assert_allclose(_server(state), expected, rtol=1e-5)
-  assert list(state.aggregator['statistics']) == ['labels']
 
 
 @pytest.mark.slow

@@ -122,30 +122,6 @@ def test_a_client_can_have_its_weights(evaluation, weights):
   planted.assert_close(found, errors, 1e-5)
 
 
-def test_a_spoilt_client_is_left_out_and_counted(evaluation, weights):
-  clients = planted.rate(_COUNTS)
-  others = {name: clients[name] for name in clients if name != 'bob'}
-  expected = _evaluate(evaluation, weights, others)
-  clients['bob']['y'][2] = 1e30  # In the support set: its weights are lost.
-  found = _evaluate(evaluation, weights, clients)
-  assert found.metrics['num_not_finite'] == 1
-  for name, value in expected.metrics.items():
-    if name != 'num_not_finite':
-      np.testing.assert_array_equal(found.metrics[name], value)
-  assert found.per_client[1]['num_clients'] == 0
-  assert np.isnan(found.per_client[1]['rmse'])  # Of no example.
-
-
-def test_padding_changes_no_bit(evaluation, weights):
-  clients = planted.rate(_COUNTS)
-  expected = _evaluate(evaluation, weights, clients)
-  for capacities in ([30], [1, 2, 8, 11, 30], [64]):
-    found = _evaluate(evaluation, weights, clients, capacities=capacities)
-    planted.assert_same(dict(found.metrics), dict(expected.metrics))
-    for one, other in zip(found.per_client, expected.per_client, strict=True):
-      planted.assert_same(dict(one), dict(other))
-
-
 def test_nobody_may_come(evaluation, weights):
   found = evaluation.evaluate(weights, [], [])
   assert np.isnan(found.metrics['rmse'])

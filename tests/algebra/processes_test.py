@@ -10,7 +10,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
-from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import client_statistics
 from tff_partial import composition
@@ -503,24 +502,6 @@ def _without_global() -> models.PartialModel:
       {'aggregation': Aggregation(aggregator=_PRIVATE), 'statistics': _SCALED},
       "The statistic 'weight': clients would send it exactly, .* Leave it out, "
       'join it WITH_UPDATE',
-    ),
-    (
-      {
-        'aggregation': Aggregation(
-          aggregator=aggregators.by_name({'body.*': _PRIVATE})
-        ),
-        'statistics': _SCALED,
-      },
-      "'weight': .* beside the updates that the private aggregator noises",
-    ),
-    (
-      {
-        'aggregation': Aggregation(
-          postprocess_update=local_noise.LocalNoise(1.0, 1.0)
-        ),
-        'statistics': _SCALED,
-      },
-      "'weight': .* beside the updates that clients noise",
     ),
     (
       {

@@ -84,14 +84,6 @@ def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path):
   assert [[run.seed for run in s.runs] for s in settings] == [['0', '1']] * 2
 
 
-def test_settings_may_be_told_apart_by_the_folder(tmp_path):
-  for method in ('ours', 'theirs'):
-    for seed in (0, 1):
-      _write(tmp_path, f'{method},seed={seed}', seed=seed, method=method)
-  settings = _settings(tmp_path, 'folder')
-  assert [s.label for s in settings] == ['ours', 'theirs']
-
-
 def test_a_run_alone_is_named_after_its_algorithm(tmp_path):
   (setting,) = run_folders.settings(run_folders.find([_write(tmp_path, 'a')]))
   assert setting.label == 'fed_recon'
@@ -227,12 +219,6 @@ def test_empty_cells_are_no_values(tmp_path):
     1.5,
     0.75,
   ]
-
-
-def test_half_a_line_is_no_round(tmp_path):
-  folder = _write(tmp_path, 'a', ended=False, rounds=_ROUNDS + '5,0.')
-  (run,) = run_folders.find([folder])
-  assert list(curves.read(run, 'loss').values.index) == [1, 2, 3, 4]
 
 
 def test_the_band_is_one_deviation_over_common_rounds():

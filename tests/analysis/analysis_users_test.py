@@ -37,14 +37,6 @@ def test_clusters_score_high_and_chance_does_not():
 
 
 @pytest.mark.slow
-def test_the_seed_decides_the_map():
-  users = _clusters().embeddings
-  one = embeddings.project(users, seed=1)
-  assert one.shape == (40, 2)
-  np.testing.assert_array_equal(one, embeddings.project(users, seed=1))
-
-
-@pytest.mark.slow
 def test_a_map_keeps_clusters(tmp_path):
   backend, path = matplotlib.get_backend(), tmp_path / 'map.png'
   users = _clusters()
@@ -59,25 +51,6 @@ def test_a_map_keeps_clusters(tmp_path):
   assert scores['server'].embeddings > scores['federated'].embeddings
   assert min(image.imread(path).shape[:2]) > 300
   assert matplotlib.get_backend() == backend
-
-
-@pytest.mark.slow
-def test_few_of_many_users_are_drawn_but_all_are_scored(tmp_path):
-  users = _clusters()
-  scores = embeddings.draw(
-    {'all': users}, tmp_path / 'map.png', attribute='pet', max_users=10
-  )
-  assert scores['all'].embeddings == embeddings.silhouette(*users)
-
-
-def test_rare_values_share_a_colour():
-  values = [str(i) for i in range(25)] * 2 + ['0', '1']
-  colours = embeddings._colours(
-    {'many': embeddings.Users(np.zeros([52, 2]), values)}
-  )
-  assert len(colours) == 21
-  assert list(colours)[:6] == ['0', '1', '2', '3', '4', '10']
-  assert list(colours)[-1] == 'other'
 
 
 @pytest.mark.parametrize(
@@ -132,10 +105,6 @@ def test_numbers_come_in_their_order():
   assert found.purity == found.accuracy == 1.0
 
 
-def test_a_group_of_ones_own_is_pure():
-  assert confusion.confusion(_TRUTH, range(8)).purity == 1.0
-
-
 @pytest.mark.slow
 def test_matrices_are_drawn(tmp_path):
   path = tmp_path / 'matrix.png'
@@ -148,9 +117,3 @@ def test_matrices_are_drawn(tmp_path):
 def test_what_makes_no_matrix_is_refused(truth, assigned):
   with pytest.raises(AnalysisError, match='of the same users, at least one'):
     confusion.confusion(truth, assigned)
-
-
-def test_too_many_groups_are_no_picture(tmp_path):
-  found = confusion.confusion(range(61), range(61))
-  with pytest.raises(AnalysisError, match='61 groups are too many'):
-    confusion.draw({'Personal': found}, tmp_path / 'matrix.png')

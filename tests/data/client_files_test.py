@@ -231,21 +231,6 @@ def test_what_cannot_be_read_is_refused(tmp_path, folder):
     )
 
 
-def test_folders_of_another_version_or_time_are_refused(tmp_path):
-  path = tmp_path / 'clients'
-  _write(path, small_clients.clients().items())
-  clients = client_files.open_clients(path, _SPEC)
-  description = path / 'clients.json'
-  text = description.read_text()
-  description.write_text(json.dumps({**json.loads(text), 'version': 1}))
-  with _refused('version 1 of the format'):
-    client_files.open_clients(path, _SPEC)
-  shutil.rmtree(path)
-  _write(path, [('eve', small_clients.fields(5))])
-  with _refused('were written again after they had been opened'):
-    clients.read('eve')
-
-
 # ---- damage ------------------------------------------------------------------
 
 _DESCRIPTION = 'clients.json'

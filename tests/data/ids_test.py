@@ -187,18 +187,6 @@ def test_a_file_says_which_id_is_whose(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'values', [[pd.Timestamp('2001-02-03')], [b'a'], [('a', 1)], [np.inf]]
-)
-def test_values_that_json_cannot_hold_are_refused(tmp_path, values):
-  with pytest.raises(
-    vocabularies.VocabularyError,
-    match="Column 'day': A file takes values that are texts or finite numbers",
-  ):
-    vocabularies.save({'day': Vocabulary(values)}, tmp_path)
-  assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
   'described',
   [
     {'values': ['b', 'a'], 'unseen': None},
@@ -216,30 +204,6 @@ def test_damaged_files_are_refused(tmp_path, described):
     match="vocabularies.json: column 'film': This describes no vocabulary",
   ):
     vocabularies.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    (None, 'there is no such file of vocabularies'),
-    (b'{"film": ', 'cannot be read'),
-    (b'\xff', 'cannot be read'),
-    (b'[1]', 'cannot be read: it holds a list'),
-  ],
-)
-def test_files_of_something_else_are_refused(tmp_path, text, message):
-  if text is not None:
-    (tmp_path / 'vocabularies.json').write_bytes(text)
-  with pytest.raises(vocabularies.VocabularyError, match=message):
-    vocabularies.load(tmp_path)
-
-
-def test_what_is_not_for_a_file_is_not_kept_but_said(tmp_path, caplog):
-  days = {'day': Vocabulary([pd.Timestamp('2001-02-03')])}
-  with caplog.at_level(logging.WARNING, 'absl'):
-    vocabularies.keep(days, tmp_path, goes_on=False)
-  assert 'The vocabularies are not kept' in caplog.text
-  assert not list(tmp_path.iterdir())
 
 
 def test_a_run_goes_on_with_the_vocabularies_it_began_with(tmp_path):

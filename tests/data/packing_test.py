@@ -439,12 +439,3 @@ def test_examples_of_tff_may_need_another_form(caplog):
   ):
     assert len(value['examples']['y']) == 9
     small_clients.check(value, client, seed)
-
-
-def test_examples_of_tff_that_do_not_fit_are_refused():
-  with pytest.raises(
-    examples.ClientDataError,
-    match=r"'ann' lacks .*\['x'\].*: an example has \['item', 'y', 'time'\]. "
-    r"Say .*\{'x': example\['item'\], 'y': example\['y'\]\}`",
-  ):
-    packing.from_tff(_client_data(x='item'), small_clients.SPEC)

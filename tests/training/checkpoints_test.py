@@ -255,15 +255,6 @@ def test_no_memory_is_taken_for_numbers_that_are_not_there(
   assert 'bytes of numbers in' in caplog.text
 
 
-def test_names_with_slashes_and_dots_come_back(saved):
-  weights = collections.OrderedDict(
-    {'dense/kernel:0': np.float32(1), 'a.b/.S': np.float32(2)}
-  )
-  progress = _progress(3)._replace(best_weights=weights)
-  saved.save(progress)
-  assert saved.latest(_kinds(progress)).best_weights == weights
-
-
 # ---- kills -------------------------------------------------------------------
 
 
@@ -280,20 +271,6 @@ def test_what_a_killed_save_left_is_removed(two, tmp_path, loop):
 
 
 # ---- reading and writing at once ---------------------------------------------
-
-
-@pytest.mark.slow
-def test_reading_changes_nothing(two, tmp_path, loop):
-  shutil.copytree(two, tmp_path / 'checkpoints')
-  _truncate(tmp_path / 'checkpoints' / 'round_6', 'variables.data*', 0.5)
-  being_written = tmp_path / 'checkpoints' / 'round_8_temp77'
-  being_written.mkdir()
-  before = _names(tmp_path)
-  reader = checkpoints.Checkpoints(
-    tmp_path / 'checkpoints', loop, writable=False
-  )
-  assert int(reader.latest(_kinds(_progress(0))).round) == 4
-  assert _names(tmp_path) == before
 
 
 def test_one_process_at_a_time_may_write(saved, tmp_path, loop):
@@ -345,17 +322,6 @@ def test_a_full_disk_keeps_the_last_one(saved, tmp_path, monkeypatch, error):
 
 
 # ---- the event loop ----------------------------------------------------------
-
-
-def test_coroutines_run_in_another_thread_also_inside_a_running_loop(loop):
-  async def where() -> threading.Thread:
-    return threading.current_thread()
-
-  async def in_a_notebook() -> threading.Thread:
-    return loop.run(where())
-
-  assert loop.run(where()) is not threading.main_thread()
-  assert asyncio.run(in_a_notebook()) is loop.run(where())
 
 
 def test_closing_waits_for_what_an_interrupt_left_unfinished():

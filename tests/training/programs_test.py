@@ -493,16 +493,6 @@ def _examples_of(clients: Any, name: str) -> dict[str, np.ndarray]:
   return {key: np.array(v[:number]) for key, v in value['examples'].items()}
 
 
-@pytest.mark.slow
-def test_a_run_that_ends_above_its_first_loss_has_diverged(plain):
-  other = small_runs.pack(plain.process.example_spec, 'train', 12, 10.0)
-  clients = _Changing(plain.clients, other, 5)
-  result = plain.train(clients=clients)
-  assert result.rounds == small_runs.ROUNDS
-  assert result.diverged
-  assert result.best_round == 3
-
-
 def test_losses_of_the_validation_are_compared_with_each_other(plain):
   """Others' examples may be far worse than those that clients train on."""
   exam = plain.validation
@@ -588,20 +578,6 @@ def test_a_trained_run_can_be_loaded(world, whole):
     result.best_weights
   )
   assert isinstance(saved.last_weights, tff.learning.models.ModelWeights)
-
-
-@pytest.mark.slow
-def test_loading_does_not_disturb_a_run_under_way(world, tmp_path):
-  class Reader(small_runs.Spy):
-    def cohort(self, client_ids, seeds):
-      cohort = super().cohort(client_ids, seeds)
-      if len(self.cohorts) == 7:
-        (tmp_path / 'checkpoints' / 'round_7_temp1').mkdir()
-        assert programs.load(world.process, tmp_path).rounds == 6
-        assert (tmp_path / 'checkpoints' / 'round_7_temp1').exists()
-      return cohort
-
-  world.train(output_dir=tmp_path, clients=Reader(world.clients))
 
 
 def test_where_nothing_was_trained_nothing_is_loaded(plain, world, tmp_path):

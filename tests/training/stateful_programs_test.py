@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import os
 import pathlib
 import shutil
 import signal
@@ -152,16 +151,6 @@ def test_what_a_run_leaves(whole):
   assert result.client_store.rounds == [3, 6, 7]
 
 
-@pytest.mark.slow
-def test_more_rounds_go_on(world, whole, tmp_path):
-  world.train(output_dir=tmp_path, rounds=3)
-  _assert_same(world, world.train(output_dir=tmp_path), whole[0])
-  # And a run that is done is not done again.
-  _assert_same(world, world.train(output_dir=tmp_path), whole[0])
-  with pytest.raises(ProgramError, match='7 rounds, and 4 are asked for'):
-    world.train(output_dir=tmp_path, rounds=4)
-
-
 def test_a_store_that_fills_memory_is_saved(
   world, whole, tmp_path, monkeypatch
 ):
@@ -195,21 +184,6 @@ def test_killed_at_a_bad_moment(world, whole, tmp_path, monkeypatch, moment):
     world.train(output_dir=tmp_path)
   _assert_same(world, world.train(output_dir=tmp_path), result)
   assert repeatable_rows(tmp_path) == repeatable_rows(folder)
-
-
-@pytest.mark.slow
-def test_a_truncated_checkpoint_takes_the_clients_back(
-  world, whole, tmp_path, caplog
-):
-  with pytest.raises(small_runs.Killed):
-    world.train(output_dir=tmp_path, clients=small_runs.Spy(world.clients, 7))
-  (data,) = (tmp_path / 'checkpoints' / 'round_6').rglob('variables.data*')
-  os.truncate(data, data.stat().st_size // 2)
-  clients = small_runs.Spy(world.clients)
-  result = world.train(output_dir=tmp_path, clients=clients)
-  _assert_same(world, result, whole[0])
-  assert 'going on from round 3' in caplog.text
-  assert len(clients.cohorts) == small_runs.ROUNDS - 3
 
 
 # Trains in a process of its own, in which something happens to a function.

@@ -178,11 +178,3 @@ def test_federated_emnist_is_read_by_writer(tmp_path):
   assert images.labels.tolist() == [3, 7] * 3
   # Ink is high, as in MNIST.
   assert images.pixels[:, 0, 0].tolist() == [0, 255] * 3
-
-
-def test_a_loader_that_fails_is_explained(tmp_path):
-  def load_data(**arguments):
-    raise OSError('no route to host')
-
-  with pytest.raises(DataError, match='no route to host.*--data=synthetic'):
-    emnist_images.load_federated_emnist(tmp_path, load_data=load_data)

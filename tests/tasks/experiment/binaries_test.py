@@ -342,20 +342,6 @@ def test_evaluate_saves_the_model_of_one_user(trained, tmp_path):
   assert len(set(predicted.ravel().tolist())) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'arguments, expected',
-  [
-    (['--user=42', '--save_model=42.h5'], '42.h5: name a file that ends in'),
-    (['--user=none', '--save_model=a.keras'], "no user 'none'"),
-    (['--user=42', '--save_model=/nowhere/a.keras'], '/nowhere/a.keras: '),
-  ],
-)
-def test_evaluate_says_why_no_model_is_saved(trained, arguments, expected):
-  outcome = run_here('evaluate', f'--output_dir={trained.folder}', *arguments)
-  commands.is_for_users(outcome, expected)
-
-
 # ---- other settings ----------------------------------------------------------
 
 
@@ -453,13 +439,6 @@ def test_a_signal_ends_a_run_in_good_order(ended, name):
   left = {path.name for path in (folder / name / 'checkpoints').iterdir()}
   assert left
   assert all(path.removeprefix('round_').isdigit() for path in left)
-
-
-@pytest.mark.slow
-def test_a_pipe_ends_with_its_program(ended):
-  folder, outcomes = ended
-  assert outcomes['piped'] == (0, f'Written to {folder}/piped.\n', '')
-  assert _result(folder / 'piped')['runtime'] == 'native'
 
 
 # ---- slow --------------------------------------------------------------------

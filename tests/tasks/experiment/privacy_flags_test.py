@@ -118,13 +118,6 @@ def test_every_task_says_what_it_learned_before_training():
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_private_says_so():
-  trained = commands.trained()
-  assert _result(trained.folder)['privacy'] is None
-  assert 'rivacy' not in trained.outcome.output
-
-
-@pytest.mark.slow
 def test_more_rounds_of_a_target_would_need_more_noise(private):
   folder, _ = private
   before = commands.files(folder)
@@ -309,9 +302,3 @@ def test_an_audit_has_as_many_canaries_as_the_run_can_hide():
   assert _hidden(19, '--delta=2e-3') == 19
   assert _hidden(None, '--delta=2e-3') == 19
   assert _hidden(None, '--delta=1e-6') == 500
-
-
-@pytest.mark.slow
-def test_a_run_without_a_claim_cannot_be_audited(tmp_path):
-  outcome = run_here('audit', *commands.SMALL, f'--output_dir={tmp_path}')
-  commands.is_for_users(outcome, 'Give --target_epsilon')

@@ -180,12 +180,6 @@ def test_a_corpus_is_read_block_by_block(monkeypatch):
   assert not sentences.tokens.flags.owndata
 
 
-def test_words_that_are_forgotten_come_again(monkeypatch):
-  monkeypatch.setattr(tokenising, '_MOST_KNOWN', 4)
-  text = ' '.join(f'w{number % 5}' for number in range(12))
-  assert _gather([Message('ann', 0, text)]).texts(0) == [text]
-
-
 def test_users_are_looked_at_in_batches(monkeypatch):
   sentences = _gather()
   monkeypatch.setattr(sentences_lib, '_BATCH', 3)
@@ -261,11 +255,6 @@ def test_a_damaged_line_is_named(tmp_path):
     DataError, match="a.jsonl, line 1: the field 'author' or 'user' is missing"
   ):
     corpora.load(str(tmp_path / 'a.jsonl'), None, Limits())
-
-
-def test_nothing_is_fetched_for_files_of_json_lines(tmp_path):
-  with pytest.raises(OptionError, match='--download: nothing is fetched for'):
-    corpora.load('lean_chat', tmp_path, Limits(), download=True)
 
 
 # ---- TFF's files -------------------------------------------------------------
@@ -353,12 +342,6 @@ def test_shakespeare_by_characters(tmp_path):
 
 def test_missing_files_of_tff_say_how_to_get_them(tmp_path):
   with pytest.raises(DataError, match='stackoverflow.sqlite.*--download'):
-    corpora.load('stackoverflow', tmp_path, Limits())
-
-
-def test_files_of_other_formats_are_refused(tmp_path):
-  (tmp_path / 'stackoverflow.sqlite').write_bytes(b'something else' * 100)
-  with pytest.raises(DataError, match='sqlite: is no .* Delete it.*--download'):
     corpora.load('stackoverflow', tmp_path, Limits())
 
 

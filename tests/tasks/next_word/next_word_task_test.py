@@ -161,15 +161,6 @@ def test_a_run_measures_what_table_2_does():
 
 
 @pytest.mark.slow
-def test_all_algorithms_are_measured_on_the_same_tokens():
-  local, shared = _unseen(_run()), _unseen(_run('fed_yogi'))
-  assert local['num_tokens'] == shared['num_tokens']
-  assert local['num_examples'] == shared['num_examples']
-  newer = int(np.diff(_task().parts[TEST].newer).sum())
-  assert local['num_examples'] == newer
-
-
-@pytest.mark.slow
 def test_the_recipes_differ_in_whose_the_vectors_are():
   local, shared = (_run(name).report for name in ('fed_recon', 'fed_yogi'))
   # Five vectors of four numbers stay with the client.
@@ -379,10 +370,3 @@ def test_noise_in_a_run_that_counts_no_epsilon_is_refused():
 def test_impossible_noise_is_refused(flag, value, said):
   with pytest.raises(OptionError, match=f'next_word_{flag}=.*{said}'):
     _config(**{f'next_word_{flag}': value})
-
-
-@pytest.mark.slow
-def test_a_memory_is_no_part_of_a_model():
-  trainable = Trainable(_config(algorithm='fed_recon_cache'), _task())
-  with pytest.raises(OptionError, match='fed_recon_cache: clients also answer'):
-    trainable.personal()

@@ -100,12 +100,6 @@ def test_all_buckets_are_used_and_none_beyond():
   assert set(words.numbers(others)) == set(range(2, 9))
 
 
-def test_a_word_keeps_its_bucket_on_every_machine():
-  words = words_lib.Words(('the',), buckets=500)
-  prints = on_disk.fingerprints(['dog', 'bird'])
-  assert words.numbers(prints).tolist() == [2 + 465, 2 + 490]
-
-
 def test_a_row_is_beginning_sentence_end_and_padding():
   words = words_lib.Words(('the', 'cat'), buckets=1)
   prints = on_disk.fingerprints('the cat the dog the cat the'.split())
@@ -332,12 +326,6 @@ def test_that_no_word_passed_is_kept_too():
     with pytest.raises(DataError, match='no word passes the threshold of 7.0'):
       private_words.learn(rare, range(30), 5, mechanism, **options)
   assert kept[0]['words'] == ()
-
-
-def test_what_is_no_draw_is_refused(small):
-  for kept in ({}, {'terms': 1}, {'words': ['the']}):
-    with pytest.raises(OptionError, match='is no vocabulary that was drawn'):
-      private_words.learn(small, _TRAINING, 5, _NOISY, kept=kept)
 
 
 def test_what_stands_in_has_the_size_and_no_word_of_a_user(many):

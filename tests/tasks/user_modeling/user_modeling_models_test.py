@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tasks.user_modeling import models
 import tff_partial
 from tff_partial import tiers
@@ -70,51 +69,6 @@ def _sigmoid(x: Any) -> Any:
 
 
 # ---- GUM ---------------------------------------------------------------------
-
-
-def _tiny_gum(**options: Any) -> tf.keras.Model:
-  """One user, one item, two attributes of which the item has the second."""
-  model = models.build_gum(models.InputSizes(1, 1, 2, 1), width=1, **options)
-  _set(
-    model,
-    user=[[5.0, 3.0]],
-    item=[[7.0, 1.0]],
-    relation=[[9.0, 9.0], [0.5, 2.0]],
-    knowledge_user=[[2.0], [1.0]],
-    knowledge_item=[[1.0], [4.0]],
-    hidden=[[0.5]],
-  )
-  return model
-
-
-def _of_tiny(model: tf.keras.Model) -> float:
-  inputs = {
-    models.USER: np.array([0]),
-    models.ITEM: np.array([0]),
-    models.ATTRIBUTES: np.array([[1]]),
-  }
-  return float(model(inputs)[0, 0])
-
-
-def test_gum_by_hand():
-  # Emb_c is the second row of RM, (.5, 2). R_u = 5 * .5 * 2 + 3 * 2 * 1 = 11,
-  # R_v = 7 * .5 * 1 + 1 * 2 * 4 = 11.5, and (11 - 11.5) * .5 = -.25.
-  assert _of_tiny(_tiny_gum()) == pytest.approx(_sigmoid(-0.25))
-  ratings = _tiny_gum(output=models.RATINGS)
-  assert _of_tiny(ratings) == pytest.approx(1 + 4 * _sigmoid(-0.25))
-  linear = _tiny_gum(output=models.AnswerScale(1.0, 5.0, is_linear=True))
-  assert _of_tiny(linear) == pytest.approx(3 - 0.25)
-  biased = _tiny_gum(biases=True, biases_in_attributes=True)
-  _set(
-    biased,
-    user_bias=[[1.0]],
-    item_bias=[[0.5]],
-    common_bias=0.25,
-    attribute_bias=[[9.0], [0.125]],
-    user_attribute_bias=[[9.0, 0.0625]],
-  )
-  # Of the biases in attributes those of the second.
-  assert _of_tiny(biased) == pytest.approx(_sigmoid(-0.25 + 1.9375))
 
 
 def test_gum_as_in_a_loop():
@@ -340,24 +294,3 @@ def test_models_by_their_names():
 
 
 # ---- refusals ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-  ('build', 'message'),
-  [
-    *(
-      (
-        lambda name=name: _build(name, biases=True),
-        f'biases: the model {name} has them',
-      )
-      for name in (models.NCD, models.NCF, models.BIAS)
-    ),
-    (
-      lambda: models.build_gum(_SIZES, biases_in_attributes=True),
-      'biases_in_attributes: without other',
-    ),
-  ],
-)
-def test_what_makes_no_sense_is_refused(build, message):
-  with pytest.raises(OptionError, match=message):
-    build()

@@ -297,15 +297,6 @@ def test_a_model_that_is_not_finite_has_no_numbers():
   assert all(np.isnan(found[name]) for name in ('doa', 'ndcg', 'similarity'))
 
 
-def test_a_model_without_characteristics_is_not_ranked():
-  found = measures.measure(
-    [_answers('a', hidden={}, public={}, answer=np.array([4.0, 2.0]))],
-    (1.0, 5.0),
-    2,
-  )
-  assert found == {}
-
-
 # ---- runs --------------------------------------------------------------------
 
 _METRICS = {
