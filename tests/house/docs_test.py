@@ -147,18 +147,6 @@ def test_the_page_on_scale_trains_wherever_clients_lie(monkeypatch, tmp_path):
   assert known['result'].rounds == 3 and not known['result'].diverged
 
 
-def test_the_page_on_the_command_line_shows_a_tracker(capsys):
-  known = _run('docs/command_line.md', {})
-  tracker = known['Tracker']({'task': 'emnist', 'rounds': 3})
-  tracker.on_metrics(1, {'train/loss': 0.5})
-  tracker.close()
-  assert capsys.readouterr().out.splitlines() == [
-    'emnist 3',
-    "1 {'train/loss': 0.5}",
-    'done',
-  ]
-
-
 @pytest.mark.slow
 def test_the_page_on_export_serves_a_user():
   known = _run('docs/export.md', {})
