@@ -25,6 +25,7 @@ from tff_partial.exchange import messages
 from tff_partial.exchange import rounds
 from tff_partial.exchange import server_update
 from tff_partial.exchange.composition_checks import check_parts
+from tff_partial.exchange.composition_checks import check_states
 from tff_partial.exchange.composition_checks import check_work
 from tff_partial.exchange.composition_checks import mechanism
 from tff_partial.exchange.composition_checks import mechanisms_of
@@ -113,6 +114,7 @@ def compose(
   )
   client = client_work.ClientWork(model, client_state, work, 'round')
   check_work(client, aggregator, statistics)
+  check_states(client, mechanisms_of(aggregator, postprocess_update))
   sent_tiers = _sent_tiers(client)
   by_rows = postprocess_update is None and isinstance(
     aggregator, aggregators.RowAggregationFactory
@@ -135,6 +137,7 @@ def compose(
     client.types[0],
     update.type_signature.result,
     [s for s in statistics if s.join is Join.WITH_UPDATE],
+    model,
   )
   return _process(
     rounds.RoundParts(

@@ -293,6 +293,8 @@ class OverwriteWeights(NamedTuple):
   Attributes:
     function: (the client's context) -> the new weights, by tier and name; all
       others do not change.
+    on: The examples in the context; all of them by default.
   """
 
   function: Callable[[ClientContext], tiers.Weights]
+  on: splits.Part = splits.everything()

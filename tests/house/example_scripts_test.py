@@ -1,5 +1,6 @@
 """The scripts in `examples` run as they stand."""
 
+import os
 import pathlib
 import re
 import runpy
@@ -21,7 +22,7 @@ def _said(name: str, capsys, monkeypatch, *arguments: str) -> str:
 
 def test_examples_are_short():
   scripts = sorted(_EXAMPLES.glob('*.py'))
-  assert len(scripts) == 6
+  assert len(scripts) == 7
   for script in scripts:
     assert len(script.read_text(encoding='utf-8').splitlines()) <= 60, script
 
@@ -103,6 +104,20 @@ def test_a_keras_model_of_ones_own(capsys, monkeypatch):
   said = _said('own_keras_model.py', capsys, monkeypatch)
   head, alone = map(float, re.findall(r': (0\.\d+)', said))
   assert head > alone + 0.02 > 0.8
+
+
+@pytest.mark.slow
+def test_batch_normalization(capsys, monkeypatch):
+  data = os.environ.get('TFF_PARTIAL_DATA_DIR', '')
+  folder = pathlib.Path(data) / 'fashion_mnist'
+  if not (data and folder.is_dir()):
+    pytest.skip('There is no Fashion-MNIST in $TFF_PARTIAL_DATA_DIR.')
+  said = _said(
+    *('batch_normalization.py', capsys, monkeypatch), str(folder), '3', '0'
+  )
+  assert len(re.findall(r': 0\.\d{3}', said)) == 16
+  methods = re.findall(r'^(\w+), seen, as trained: ', said, re.M)
+  assert methods == ['FedAvg', 'SiloBN', 'FedBN', 'GroupNorm']
 
 
 @pytest.mark.slow

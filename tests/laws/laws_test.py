@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tree
 
 import baselines
 from tests.support import planted
@@ -410,6 +411,7 @@ def fixture_measuring(row, model_of) -> evaluation.Evaluation:
 EXEMPT = {
   'build_centralized': 'FedAvg of one client',
   'build_fed_alt': 'FedRep',
+  'build_fed_bn': 'FedPer of normalization',
   'build_fed_noise': 'FURL, with noise that also spoilt clients send',
   'build_fed_per': 'FURL',
   'build_fed_proto_nearest_eval': 'measures what FedProto trains',
@@ -469,6 +471,62 @@ def _compare(
     {name: first[name] for name in first if name != 'num_not_finite'},
     {name: second[name] for name in second if name != 'num_not_finite'},
   )
+
+
+def _normalized() -> tf.keras.Model:
+  """The factorization with batch normalization of items' vectors."""
+  item = tf.keras.Input([], dtype=tf.int32)
+  vectors = tf.keras.layers.Embedding(
+    planted.NUM_ITEMS, planted.NUM_FACTORS, name='items'
+  )(item)
+  vectors = tf.keras.layers.BatchNormalization(momentum=0.5, name='norm')(
+    vectors
+  )
+  return tf.keras.Model(item, planted.UserVector(name='user')(vectors))
+
+
+# They train such weights on terms alone, exactly, or not at all.
+_KEEP_FIRST_VALUES = (
+  *(('averaged', 'p_fed_me'), ('local', 'fed_babu')),
+  ('local', 'fed_recon, exact'),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('state', ['averaged', 'local'])
+def test_moving_averages_are_trained(row, state):
+  """At the server or at the client, unless the algorithm says that it cannot.
+
+  The variance of items' vectors is far from 1, its first value.
+  """
+  if row.form not in ('partly local', 'global') or row.name == 'hpfl':
+    pytest.skip('Its models have a form of their own.')
+  is_local = state == 'local' and not row.local
+  model = planted.factorization(
+    _normalized, local='user' if row.local else None, state=state
+  )
+  if is_local:
+    pytest.skip('Its clients keep no local variables.')
+  if (state, row.name) in _KEEP_FIRST_VALUES:
+    with pytest.raises(
+      client_work.CompositionError, match='would keep their first values'
+    ):
+      row.build(model)
+    return
+  process = row.build(model)
+  clients = _without(_clients(), *_DIVERGING)
+  output = planted.run(process, planted.cohort_of(process, clients, 1))
+  shared = planted.global_weights(process, output.state)
+  name = 'norm/moving_variance'
+  assert (name in shared) == (state == 'averaged')
+  found = [
+    np.asarray(tensor)
+    for held in (shared, *output.client_states)
+    for path, tensor in tree.flatten_with_path(held)
+    if path[-1] == name
+  ]
+  assert min(np.min(each) for each in found) > 0
+  assert min(np.max(each) for each in found) < 0.9
 
 
 # ---- stays home --------------------------------------------------------------

@@ -151,10 +151,13 @@ _SHARED = layers.Dense(1, name='shared')
   [
     (
       _norm_inside,
-      r"Layer 'norm' \(BatchNormalization\) changes its variables while it "
-      'trains, .* Use .*GroupNormalization',
+      "A layer changes its variable 'norm/moving_mean' while it trains. .*"
+      'Or use .*GroupNormalization',
     ),
-    (_stack(_Counts(name='counts')), r"Layer 'counts' \(_Counts\) changes its"),
+    (
+      _stack(_Counts(name='counts')),
+      "A layer changes its variable 'counts/calls'",
+    ),
     (
       _stack(layers.Dense(2, activity_regularizer='l2', name='active')),
       "Layer 'active' has an activity regularizer, whose value would depend on "

@@ -13,6 +13,8 @@ from tff_partial.algorithms.fed_avg import build_fed_avg
 from tff_partial.algorithms.fed_avg import build_fed_avg_eval
 from tff_partial.algorithms.fed_babu import build_fed_babu
 from tff_partial.algorithms.fed_babu import build_fed_babu_eval
+from tff_partial.algorithms.fed_bn import build_fed_bn
+from tff_partial.algorithms.fed_bn import build_fed_bn_eval
 from tff_partial.algorithms.fed_embed import build_fed_embed
 from tff_partial.algorithms.fed_embed import build_fed_embed_eval
 from tff_partial.algorithms.fed_ials import build_fed_ials
@@ -50,6 +52,8 @@ __all__ = [
   'build_fed_avg_eval',
   'build_fed_babu',
   'build_fed_babu_eval',
+  'build_fed_bn',
+  'build_fed_bn_eval',
   'build_fed_embed',
   'build_fed_embed_eval',
   'build_fed_ials',

@@ -140,6 +140,35 @@ def _descended(
   )
 
 
+def _with_states(
+  state: TrainState, held: tiers.Weights, updates: Mapping[str, tf.Tensor]
+) -> TrainState:
+  """Return the state of training with new states of the model's layers.
+
+  Args:
+    state: The state of training.
+    held: The weights that the phase trains, by tier: other states stay.
+    updates: Name to new value.
+  """
+  if not updates:
+    return state
+  moved = collections.OrderedDict(
+    (
+      tier,
+      collections.OrderedDict((n, updates[n]) for n in named if n in updates),
+    )
+    for tier, named in held.items()
+  )
+  are_finite = [
+    tf.reduce_all(tf.math.is_finite(tensor))
+    for tensor in tf.nest.flatten(moved)
+  ]
+  return state._replace(
+    trained=replaced(state.trained, moved),
+    is_finite=tf.reduce_all([state.is_finite, *are_finite]),
+  )
+
+
 def _measured(
   model: models.PartialModel,
   state: TrainState,
@@ -198,6 +227,41 @@ class Steps:
       batch=Batch.of(batch, is_real, predictions),
     )
 
+  def _predicted(
+    self,
+    weights: tiers.Weights,
+    batch: Mapping[str, Any],
+    is_real: tf.Tensor,
+    training: bool,
+    seed: tf.Tensor,
+  ) -> tuple[Any, Any, Mapping[str, tf.Tensor]]:
+    """Return predictions for a batch, losses, and new states of layers.
+
+    A model with states is trained on the real examples alone, the first ones
+    of a batch, so that its layers see no padding.
+    """
+    if not (training and self._context.model.state):
+      return self._model.predict(weights, batch, training=training, seed=seed)
+    number = tf.reduce_sum(tf.cast(is_real, tf.int32))
+    predictions, losses, updates = self._model.predict(
+      weights,
+      tf.nest.map_structure(lambda tensor: tensor[:number], batch),
+      training=True,
+      seed=seed,
+    )
+    size = tf.shape(is_real)[0]
+
+    def padded(tensor: tf.Tensor) -> tf.Tensor:
+      rest = [[0, 0]] * (tensor.shape.rank - 1)
+      found = tf.pad(tensor, [[0, size - number], *rest])
+      found = tf.ensure_shape(found, [is_real.shape[0], *tensor.shape[1:]])
+      mask = keras_functions.mask_of(tensor)
+      if mask is not None:
+        found._keras_mask = padded(mask)
+      return found
+
+    return tf.nest.map_structure(padded, predictions), losses, updates
+
   def _solution(
     self, phase: phases.Phase, trained: tiers.Weights
   ) -> tuple[exact_solves.ExactSolve | None, Any]:
@@ -240,7 +304,9 @@ class Steps:
     for turn in turns:
       phase = turn.phase
       seed = random_bits.fold_in(turn.seed, number)
-      mine = trained_by([phase], state.trained)
+      held = trained_by([phase], state.trained)
+      mine = trained_by([phase], held, self._context.model.state)
+      updates: Mapping[str, tf.Tensor] = {}
       solve, solution = self._solution(phase, state.trained)
       with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(mine)
@@ -249,8 +315,8 @@ class Steps:
           weights = solve.followed(weights, solution)
         objective, predictions = tf.constant(0.0), None
         if phase.use_model_loss or turn.measured:
-          predictions, regularization = self._model.predict(
-            phase.read(weights), batch, training=bool(mine), seed=seed
+          predictions, regularization, updates = self._predicted(
+            phase.read(weights), batch, is_real, bool(held), seed
           )
           if phase.predict_fn is not None:
             predictions = replaced_predictions(
@@ -279,6 +345,7 @@ class Steps:
       if mine:
         gradients = connected(tape.gradient(objective, mine), mine)
         state = _descended(turn, state, mine, gradients)
+      state = _with_states(state, held, updates)
       if turn.measured:
         state = _measured(
           self._context.model, state, batch, is_real, predictions, value

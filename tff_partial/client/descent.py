@@ -1,7 +1,7 @@
 """Optimizer steps on the weights of some tiers."""
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -118,15 +118,25 @@ def replaced(weights: tiers.Weights, trained: tiers.Weights) -> tiers.Weights:
 
 
 def trained_by(
-  group: Iterable[phases.Phase], weights: tiers.Weights
+  group: Iterable[phases.Phase],
+  weights: tiers.Weights,
+  without: Container[str] = (),
 ) -> tiers.Weights:
-  """Return the weights that phases train, by tier."""
+  """Return the weights that phases train, by tier.
+
+  Args:
+    group: The phases.
+    weights: Tier to named tensors.
+    without: Names of variables to leave out, such as the states of layers,
+      which no gradient moves.
+  """
   chosen: tiers.Weights = collections.OrderedDict()
   for tier, named in weights.items():
     names = [
       name
       for name in named
-      if any(tier in phase.train and phase.trains(name) for phase in group)
+      if name not in without
+      and any(tier in phase.train and phase.trains(name) for phase in group)
     ]
     if names:
       chosen[tier] = collections.OrderedDict((n, named[n]) for n in names)

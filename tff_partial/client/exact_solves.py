@@ -50,7 +50,7 @@ class ExactSolve:
       None,
     )
     self._batch, self._is_real = batches.at(tf.constant(0))
-    self._mine = trained_by([phase], context.weights)
+    self._mine = trained_by([phase], context.weights, context.model.state)
     self._flat = affine.Flat(self._mine)
 
   def solve(self, weights: tiers.Weights) -> newton.Solution:
@@ -120,12 +120,13 @@ class ExactSolve:
   def _predict(
     self, weights: tiers.Weights, vector: tf.Tensor
   ) -> tuple[Any, Any]:
-    return self._model.predict(
+    predictions, losses, _ = self._model.predict(
       self._phase.read(replaced(weights, self._flat.named(vector))),
       self._batch,
       training=False,
       seed=self._context.seed,
     )
+    return predictions, losses
 
   def _objective(self, weights: tiers.Weights) -> newton.Objective:
     """Return the loss, and what is added to it, given the other weights."""

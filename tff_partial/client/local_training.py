@@ -124,7 +124,7 @@ def run(
       computed = {**known.computed, part.name: found}
       done = done._replace(context=known._replace(computed=computed))
     elif isinstance(part, OverwriteWeights):
-      done = _overwritten(part, done._replace(context=known))
+      done = _overwritten(part, done._replace(context=known), part_seed)
     elif isinstance(part, phases.Phase) and part.exact is not None:
       if part.max_steps != 0:
         done = _solved(part, done._replace(context=known), model, part_seed)
@@ -188,7 +188,7 @@ def _first_state(
   optimizers = [
     optimizer_slots.begin(
       phase,
-      trained_by([phase], before.weights),
+      trained_by([phase], before.weights, before.context.model.state),
       before.context.slots.now.get(name, {}),
       round_number,
     )
@@ -252,9 +252,11 @@ def _solved(
   )
 
 
-def _overwritten(part: OverwriteWeights, done: ClientResult) -> ClientResult:
+def _overwritten(
+  part: OverwriteWeights, done: ClientResult, part_seed: tf.Tensor
+) -> ClientResult:
   """Replace a client's weights by those that `part` computes."""
-  new = part.function(done.context)
+  new = part.function(done.context.on(part.on, part_seed))
   for tier, named in new.items():
     unknown = [n for n in named if n not in done.weights.get(tier, {})]
     if unknown:

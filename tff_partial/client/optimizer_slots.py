@@ -62,7 +62,7 @@ def _trained(
     for tier in _OWN
     if tier in phase.train
   )
-  return trained_by([phase], own)
+  return trained_by([phase], own, model.state)
 
 
 def first(

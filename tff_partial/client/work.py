@@ -146,7 +146,9 @@ def _check_exact(phase: phases.Phase, model: models.PartialModel) -> None:
   """Check that a model's weights can be solved for exactly."""
 
   def solves(tier: str, name: str) -> bool:
-    return tier in phase.train and phase.trains(name)
+    return (
+      tier in phase.train and phase.trains(name) and name not in model.state
+    )
 
   settings = phase.exact
   local = model.specs(tiers.LOCAL) if tiers.LOCAL in model.tiers else {}

@@ -155,6 +155,52 @@ def check_work(
   _check_settling(client, statistics)
 
 
+def check_states(
+  client: client_work.ClientWork, found: Sequence[mechanisms.Mechanism]
+) -> None:
+  """Check that states of layers are trained, and not noised.
+
+  Args:
+    client: The clients' work.
+    found: The mechanisms that clip and noise what clients send.
+
+  Raises:
+    CompositionError: If no phase trains them on examples, or they would be
+      noised.
+  """
+  trained = phases.all_phases(client.work)
+  for tier in client.model.tiers:
+    names = [v.name for v in client.model.trainable(tier) if v.is_state]
+    if not names:
+      continue
+    if tier != tiers.LOCAL and any(one.noise_multiplier for one in found):
+      raise CompositionError(
+        f"state='averaged': {names} would be clipped and noised like an "
+        'update, which moving averages do not stand: a variance could become '
+        "negative. Take state='local' or 'frozen', or do without noise."
+      )
+    if tier == tiers.LOCAL or any(tier in phase.train for phase in trained):
+      if not any(_trains_states(phase, tier, names) for phase in trained):
+        raise CompositionError(
+          f'state: {names} would keep their first values, since no phase of '
+          f'this algorithm takes steps of {tier!r} weights on examples. Take '
+          "another treatment, such as 'frozen', or another algorithm."
+        )
+
+
+def _trains_states(
+  phase: phases.Phase, tier: str, names: Sequence[str]
+) -> bool:
+  """Return True if a phase changes states of layers, as training does."""
+  return (
+    tier in phase.train
+    and phase.use_model_loss
+    and phase.exact is None
+    and phase.max_steps != 0
+    and all(map(phase.trains, names))
+  )
+
+
 def _check_settling(
   client: client_work.ClientWork, statistics: Sequence[Statistic]
 ) -> None:

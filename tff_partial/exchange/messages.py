@@ -146,6 +146,10 @@ def _update(
     if tier == tiers.GROUP:
       received = groups.copy_of(received, result.group)
     moved = zero_unless_finite(tiers.delta(received, result.weights[tier]))
+    for variance, mean in work.model.variances.items():
+      if variance in moved:
+        # Moved around the mean that the server has: see `averaged_states`.
+        moved[variance] -= tf.square(moved[mean])
     if tier == tiers.GROUP:
       moved = groups.scatter_to_groups(
         moved, result.group, work.model.num_groups

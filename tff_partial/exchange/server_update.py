@@ -4,6 +4,7 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import aggregators
@@ -14,6 +15,7 @@ from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.exchange import messages
+from tff_partial.model import models
 from tff_partial.tiers import GROUP
 
 
@@ -49,6 +51,7 @@ class JoinUpdates:
     server_type: tff.Type,
     message_type: tff.Type,
     with_update: Sequence[Statistic],
+    model: models.PartialModel,
   ):
     """Make the processes.
 
@@ -58,7 +61,9 @@ class JoinUpdates:
       server_type: Type of the weights.
       message_type: Type of a client's message.
       with_update: The statistics that are joined with the updates.
+      model: The model, whose layers' states the server optimizer leaves alone.
     """
+    self._model = model
     self._aggregation: Any = None
     self._finalizer: Any = None
     # If not all tiers at the server are trained: the choice of those that are.
@@ -148,6 +153,11 @@ class JoinUpdates:
       moved = self._finalizer.next(finalizer, trained, update)
       measurements['finalizer'] = moved.measurements
       finalizer, new = moved.state, moved.result
+      if self._model.state & set(_names(self._update_type)):
+        average = averaged_states(
+          self._model, trained.type_signature.member, self._update_type
+        )
+        new = tff.federated_map(average, (trained, update, new))
       if self._trained is not None:
         new = tff.federated_map(self._replaced, (weights, new))
       weights = new
@@ -204,6 +214,45 @@ def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
     return update
 
   return by_members
+
+
+def _names(update_type: tff.StructType) -> list[str]:
+  """Return the names of all variables in an update."""
+  return [
+    name
+    for _, named in tff.structure.iter_elements(update_type)
+    for name in tff.structure.name_list(named)
+  ]
+
+
+def averaged_states(
+  model: models.PartialModel, weights_type: tff.Type, update_type: tff.Type
+) -> tff.Computation:
+  """Make `(ModelWeights, update, new ModelWeights -> ModelWeights)`.
+
+  States of layers become the mean of clients' states, also if a server
+  optimizer moves the weights in another way. For variances, clients send how
+  far the mean square around the mean `m` that the server has is from the
+  server's variance. Around the new mean `m'` it is less by `(m' - m)^2`: the
+  variance of all clients' examples together.
+
+  Args:
+    model: The model.
+    weights_type: Type of the weights.
+    update_type: Type of the mean update, old minus new.
+  """
+
+  @tff.tensorflow.computation(weights_type, update_type, weights_type)
+  def average(weights: Any, update: Any, new: Any) -> Any:
+    for tier, named in new.trainable.items():
+      moved = update[tier]
+      for name in model.state & set(named):
+        named[name] = weights.trainable[tier][name] - moved[name]
+        if name in model.variances:
+          named[name] -= tf.square(moved[model.variances[name]])
+    return new
+
+  return average
 
 
 class Exchange(NamedTuple):

@@ -17,7 +17,8 @@ aggregate.
 a regularizer of the offset; here a layer's regularizer applies to the sum.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import copy
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +26,7 @@ import tensorflow as tf
 from tff_partial import tiers
 from tff_partial.model import keras_filling
 from tff_partial.model import models
+from tff_partial.model.functions import ModelFunctions
 from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
@@ -48,7 +50,7 @@ def learn_first_values(model: models.PartialModel) -> models.PartialModel:
     ModelError: If nothing is local, or a local table is sized per client.
   """
   models.check(model)
-  local = model.trainable(tiers.LOCAL)
+  local = tuple(v for v in model.trainable(tiers.LOCAL) if not v.is_state)
   if not local:
     raise ModelError(
       'The model has no local variables whose first values could be learned. '
@@ -76,7 +78,7 @@ class _Summed:
   """
 
   def __init__(
-    self, functions: models.ModelFunctions, local: tuple[VariableSpec, ...]
+    self, functions: ModelFunctions, local: tuple[VariableSpec, ...]
   ):
     """Describe the variables.
 
@@ -111,11 +113,21 @@ class _Summed:
     *,
     training: bool,
     seed: tf.Tensor,
-  ) -> tuple[Any, list[tf.Tensor]]:
+  ) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
     """Call the model with the sums."""
     return self._functions.call(
       self._summed(tensors), inputs, training=training, seed=seed
     )
+
+  def changed(self) -> frozenset[str]:
+    """Return the names of the variables that layers change in training."""
+    return self._functions.changed()
+
+  def with_variables(self, variables: Sequence[VariableSpec]) -> '_Summed':
+    """Return the same functions, of other variables."""
+    found = copy.copy(self)
+    found.spec = self.spec._replace(variables=tuple(variables))
+    return found
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
     """Make the Keras model with the sums."""

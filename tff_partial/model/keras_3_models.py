@@ -7,6 +7,7 @@ initializers follow from a seed, as with Keras 2 (see `seeded_draws.py`).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import copy
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,30 @@ class Keras3Functions:
       if id(v) not in self._names
     }
     variables = self._variables(layers)
+    outputs, self._changed = self._called(variables, inputs)
     self.spec = KerasSpec(
       variables,
       tuple(dict.fromkeys(layer.name for layer in layers)),
       inputs,
-      self._outputs(variables, inputs),
+      outputs,
     )
+
+  def changed(self) -> frozenset[str]:
+    """Return the names of the variables that layers change in training."""
+    return self._changed
+
+  def with_variables(
+    self, variables: Sequence[VariableSpec]
+  ) -> 'Keras3Functions':
+    """Return the same functions, of variables with a treatment of state."""
+    found = copy.copy(self)
+    found.spec = self.spec._replace(variables=tuple(variables))
+    frozen = {v.name for v in variables if v.state and not v.is_state}
+    for layer in self._layers:
+      keras_analysis.freeze_states(
+        layer, lambda v: self._names.get(id(v)) in frozen
+      )
+    return found
 
   def _variables(self, layers: Sequence[Any]) -> tuple[VariableSpec, ...]:
     """Describe the weights of the model, in order of creation."""
@@ -103,23 +122,28 @@ class Keras3Functions:
       raise ModelError(keras_analysis.MADE_BEFORE.format(names=missing))
     return tuple(found)
 
-  def _outputs(
+  def _called(
     self,
     variables: Sequence[VariableSpec],
     inputs: Any,
-  ) -> Any:
-    """Call the model in training mode, in a graph that is never run."""
+  ) -> tuple[Any, frozenset[str]]:
+    """Call the model in training mode, in a graph that is never run.
+
+    Returns:
+      Specs of its outputs, and the names of the variables that it changes.
+    """
     with tf.__internal__.FuncGraph('analyse').as_default() as graph:
-      outputs, _ = self.call(
+      outputs, _, updates = self.call(
         {v.name: tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables},
         tf.nest.map_structure(tracing.placeholder, inputs),
         training=True,
         seed=tf.compat.v1.placeholder(tf.int32, [2]),
       )
     refuse_lookups(graph, self._layers)
-    return tf.nest.map_structure(
+    specs = tf.nest.map_structure(
       lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
     )
+    return specs, frozenset(updates)
 
   def call(
     self,
@@ -128,12 +152,12 @@ class Keras3Functions:
     *,
     training: bool,
     seed: tf.Tensor,
-  ) -> tuple[Any, list[tf.Tensor]]:
-    """Call the model on tensors; return predictions and layers' losses.
+  ) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
+    """Call the model on tensors; return predictions, losses and new states.
 
     Raises:
-      ModelError: If a layer changes its variables, or draws numbers that cannot
-        follow from a seed.
+      ModelError: If a layer changes variables that are not its weights, or
+        draws numbers that cannot follow from a seed.
     """
     given = [
       (variable, tf.convert_to_tensor(self._value(variable, tensors)))
@@ -148,10 +172,15 @@ class Keras3Functions:
     ):
       outputs = self._model(inputs, **options)
       losses = list(self._model.losses)
+    updates = {}
     for variable, value in given:
-      if scope.get_current_value(variable) is not value:
-        refuse_updates(variable.path, self._layers)
-    return outputs, losses
+      new = scope.get_current_value(variable)
+      if new is value:
+        continue
+      if id(variable) not in self._names or variable.trainable:
+        refuse_updates(variable.path)
+      updates[self._names[id(variable)]] = tf.convert_to_tensor(new)
+    return outputs, losses, updates
 
   def _value(self, variable: Any, tensors: Mapping[str, tf.Tensor]) -> Any:
     if id(variable) in self._names:

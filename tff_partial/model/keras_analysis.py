@@ -49,7 +49,7 @@ class VariableSpec(NamedTuple):
     shape: Its static shape; the first dimension is None if the table is sized
       per client.
     dtype: Its type.
-    trainable: True if training may change it.
+    trainable: True if training may change it: by gradients, or as a state.
     position: Its index among `model.variables`.
     request: Its index among the variables that building the model asks for.
     initialize: From a seed, int32 `[2]`, to a first value.
@@ -58,6 +58,8 @@ class VariableSpec(NamedTuple):
     is_assigned: True if it gets this value after it was made, as by `weights=`.
     draw_rows: From a seed and a number to the first values of that many rows;
       None if it is not a table or has given values.
+    state: Treatment of a variable that its layer changes in training, as batch
+      normalization changes its moving averages; None for all others.
   """
 
   name: str
@@ -71,6 +73,12 @@ class VariableSpec(NamedTuple):
   value: np.ndarray | None = None
   is_assigned: bool = False
   draw_rows: client_tables.DrawRows | None = None
+  state: str | None = None
+
+  @property
+  def is_state(self) -> bool:
+    """True if training changes it, but not by gradients."""
+    return self.trainable and self.state is not None
 
   @property
   def is_client_sized(self) -> bool:
@@ -116,6 +124,18 @@ def layers_of(
   `submodules` fails for recurrent layers with dropout.
   """
   return list(layer._flatten_layers(include_self=False))
+
+
+def freeze_states(layer: Any, is_frozen: Callable[[Any], bool]) -> None:
+  """Let a layer normalize as in evaluation if its state is frozen.
+
+  Args:
+    layer: A layer of Keras 2 or 3.
+    is_frozen: Tells for one of its variables if it is a frozen state.
+  """
+  of_keras_3 = getattr(layer, '_non_trainable_variables', ())
+  if any(map(is_frozen, getattr(layer, '_non_trainable_weights', of_keras_3))):
+    layer.trainable = False
 
 
 def owners(
@@ -326,5 +346,9 @@ def described(what: str, variables: Sequence[VariableSpec]) -> list[str]:
   return [
     f'  {what}: {total:,} parameters'
     f'{", and rows as each client needs them" if sized else ""}',
-    *(f'    {v.name}: {v.dtype.name} {list(v.shape)}' for v in variables),
+    *(
+      f'    {v.name}: {v.dtype.name} {list(v.shape)}'
+      f'{f" ({v.state} state)" if v.state else ""}'
+      for v in variables
+    ),
   ]

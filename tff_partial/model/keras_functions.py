@@ -17,6 +17,7 @@ import tensorflow as tf
 from tff_partial import random_bits
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
+from tff_partial.model import keras_refusals
 from tff_partial.model import keras_variables
 from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
@@ -46,6 +47,36 @@ class Keras2Functions:
     self._build = build
     self.spec = spec
 
+  def changed(self) -> frozenset[str]:
+    """Return the names of the variables that layers change in training."""
+    candidates = tuple(
+      v if v.trainable else v._replace(trainable=True, state='unknown')
+      for v in self.spec.variables
+    )
+    if not any(v.is_state for v in candidates):
+      return frozenset()
+    with tf.__internal__.FuncGraph('changed').as_default():
+      with keras_refusals.explaining_tensors():
+        _, _, updates = rebuild(
+          self._build,
+          candidates,
+          {
+            v.name: tf.compat.v1.placeholder(v.dtype, v.shape)
+            for v in candidates
+          },
+          tf.nest.map_structure(tracing.placeholder, self.spec.inputs),
+          training=True,
+          seed=tf.compat.v1.placeholder(tf.int32, [2]),
+        )
+    return frozenset(updates)
+
+  def with_variables(
+    self, variables: Sequence[VariableSpec]
+  ) -> 'Keras2Functions':
+    """Return the same functions, of variables with a treatment of state."""
+    spec = self.spec._replace(variables=tuple(variables))
+    return Keras2Functions(self._build, spec)
+
   def call(
     self,
     tensors: dict[str, tf.Tensor],
@@ -53,7 +84,7 @@ class Keras2Functions:
     *,
     training: bool,
     seed: tf.Tensor,
-  ) -> tuple[Any, list[tf.Tensor]]:
+  ) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
     """Call the model on tensors: see `rebuild`."""
     return rebuild(
       self._build,
@@ -79,8 +110,8 @@ def rebuild(
   *,
   training: bool,
   seed: tf.Tensor,
-) -> tuple[Any, list[tf.Tensor]]:
-  """Build the model on tensors; return predictions and layers' losses.
+) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
+  """Build the model on tensors; return predictions, losses and new states.
 
   Args:
     build: Makes the model.
@@ -98,6 +129,10 @@ def rebuild(
     return _in_graph(rebuild_on, tensors, inputs, seed)
   wanted = {variable.request: variable for variable in variables}
   requests = itertools.count()
+  states: dict[str, keras_variables.StateTensor] = {}
+  frozen = frozenset(
+    v.name for v in variables if v.state is not None and not v.is_state
+  )
 
   def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
     del next_creator  # No variable is made.
@@ -112,6 +147,9 @@ def rebuild(
         f'before. {_SAME_MODEL}'
       )
     tensor = tensors[variable.name]
+    if variable.state is not None:
+      states[variable.name] = keras_variables.StateTensor(tensor, variable.name)
+      return states[variable.name]
     if variable.value is not None:
       if not variable.is_assigned:
         given = request.get('initial_value')
@@ -123,10 +161,13 @@ def rebuild(
   with keras_variables.answering_variables(answer):
     model = build()
     for place, layer in enumerate(keras_analysis.layers_of(model)):
+      keras_analysis.freeze_states(layer, lambda v: v.name in frozen)
       if hasattr(layer, '_random_generator'):
         layer._random_generator = seeded_draws.SeededDraws(
           random_bits.fold_in(seed, place)
         )
+    for name, state in states.items():
+      state.assign(tensors[name])  # Not what `weights=` assigned.
     outputs = model(inputs, training=training)
   if wanted:
     raise ModelError(
@@ -137,13 +178,20 @@ def rebuild(
     v.name
     for v in model.variables
     if isinstance(v, keras_variables.StateTensor)
+    and v is not states.get(v.name)
   ]
   if unknown:
     raise ModelError(
       f'The model asks for the variables {unknown}, which it had not before. '
       f'{_SAME_MODEL}'
     )
-  return outputs, list(model.losses)
+  updates = {
+    variable.name: states[variable.name].value()
+    for variable in variables
+    if variable.is_state
+    and states[variable.name].value() is not tensors[variable.name]
+  }
+  return outputs, list(model.losses), updates
 
 
 def _check_value(name: str, value: np.ndarray, given: Any) -> None:
@@ -170,11 +218,11 @@ def _like_a_variable(tensor: tf.Tensor) -> None:
 
 
 def _in_graph(
-  rebuild_on: Callable[..., tuple[Any, list[tf.Tensor]]],
+  rebuild_on: Callable[..., tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]],
   tensors: dict[str, tf.Tensor],
   inputs: Any,
   seed: tf.Tensor,
-) -> tuple[Any, list[tf.Tensor]]:
+) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
   """Rebuild a model on eager tensors, which Keras cannot build on.
 
   Keras needs the names that tensors have in a graph. Each call is traced again:
@@ -182,10 +230,10 @@ def _in_graph(
   """
 
   def run(tensors: dict[str, tf.Tensor], inputs: Any, seed: tf.Tensor) -> Any:
-    outputs, losses = rebuild_on(tensors, inputs, seed=seed)
-    return outputs, losses, tf.nest.map_structure(mask_of, outputs)
+    found = rebuild_on(tensors, inputs, seed=seed)
+    return found, tf.nest.map_structure(mask_of, found[0])
 
-  outputs, losses, masks = tracing.unconverted(run)(
+  (outputs, losses, updates), masks = tracing.unconverted(run)(
     dict(tensors), inputs, tf.convert_to_tensor(seed)
   )
   for output, mask in zip(
@@ -193,4 +241,4 @@ def _in_graph(
   ):
     if mask is not None:
       output._keras_mask = mask
-  return outputs, losses
+  return outputs, losses, updates

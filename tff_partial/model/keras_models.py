@@ -13,6 +13,7 @@ from tff_partial.model import keras_3_models
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
+from tff_partial.model import states
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import as_loss
 from tff_partial.model.losses import assumed_labels
@@ -31,6 +32,7 @@ def from_keras(
   client_sized: Selectors = None,
   group: Selectors = None,
   num_groups: int = 0,
+  state: states.State = None,
   class_weight: Mapping[int, float] | None = None,
   metrics: keras_metrics.Metrics = (),
   inputs: Any = None,
@@ -60,6 +62,10 @@ def from_keras(
     group: Variables of which the server has a copy for each sub-population;
       first values are drawn for each.
     num_groups: Number of sub-populations.
+    state: Treatment of variables that layers change in training, such as the
+      moving averages of batch normalization: 'averaged' at the server, 'local'
+      or 'frozen'; or a mapping of these to what selects variables. See
+      `states.py`. Those of local layers are local by default.
     class_weight: Weights of classes in the loss, as in Keras's `fit`, for all
       classes from 0 on. Metrics do not include them.
     metrics: A list of Keras metrics, their names, or functions of labels and
@@ -87,10 +93,14 @@ def from_keras(
       'needs a model of `tf.keras`; this one is of Keras 3.'
     )
   spec = with_client_sizes(spec, tier_of, client_sized)
+  functions, tier_of = states.treat(
+    in_keras_3 or keras_functions.Keras2Functions(build, spec), tier_of, state
+  )
+  spec = functions.spec
   loss = as_loss(loss)
   return PartialModel(
     build,
-    in_keras_3 or keras_functions.Keras2Functions(build, spec),
+    functions,
     tier_of,
     num_groups=num_groups,
     loss=loss,

@@ -110,23 +110,20 @@ def refuse_kind(layer: tf.keras.layers.Layer) -> None:
 
 
 def refuse_impure(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
-  """Refuse a model whose call did more than compute."""
-  refuse_operations(graph, ASSIGNMENTS, layers, _UPDATES)
+  """Refuse a model whose call did more than compute and update its state."""
   refuse_lookups(graph, layers)
   for layer in layers:
     refuse_layer(layer)
 
 
-_UPDATES = (
-  'changes its variables while it trains, which a federated client cannot '
-  'share. Use a layer without such state: `GroupNormalization` or '
-  '`LayerNormalization` instead of batch normalization.'
-)
-
-
-def refuse_updates(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None:
-  """Refuse a model that changed a variable, named with the layers around it."""
-  raise ModelError(f'{_responsible(name, layers)} {_UPDATES}')
+def refuse_updates(name: str) -> None:
+  """Refuse a variable that a layer changes, named `layer/variable`."""
+  raise ModelError(
+    f'A layer changes its variable {name!r} while it trains. Say where it is '
+    "kept: `from_keras(state='averaged')`, 'local' or 'frozen'. Or use a layer "
+    'without such state: `GroupNormalization` or `LayerNormalization` instead '
+    'of batch normalization.'
+  )
 
 
 def refuse_lookups(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:

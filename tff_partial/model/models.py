@@ -7,7 +7,7 @@ The result has no variables: it is a function from weights to predictions.
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import copy
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,33 +22,14 @@ from tff_partial.model import keras_filling
 from tff_partial.model import keras_metrics
 from tff_partial.model import losses
 from tff_partial.model import traced_checks
+from tff_partial.model.functions import ModelFunctions
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import classes
 from tff_partial.model.losses import LossFn
 from tff_partial.model.losses import LossValue
 
-
-class ModelFunctions(Protocol):
-  """A Keras model as pure functions of its variables' values.
-
-  Attributes:
-    spec: Its variables, layers, inputs and outputs.
-  """
-
-  spec: keras_analysis.KerasSpec
-
-  def call(
-    self,
-    tensors: dict[str, tf.Tensor],
-    inputs: Any,
-    *,
-    training: bool,
-    seed: tf.Tensor,
-  ) -> tuple[Any, list[tf.Tensor]]:
-    """Compute predictions and layers' losses: see `PartialModel.predict`."""
-
-  def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Make a Keras model with a value for each variable, by its name."""
+# Keras's names of the two moving averages of batch normalization.
+_MEAN, _VARIANCE = 'moving_mean', 'moving_variance'
 
 
 class PartialModel:
@@ -69,6 +50,10 @@ class PartialModel:
     is_regularized: True if layers add losses of weights.
     only_looked_up: Names of the trainable tables that the model uses only for
       row lookups.
+    state: Names of the variables that layers change in training, as batch
+      normalization its moving averages; they are weights of a tier, but no
+      gradients move them.
+    variances: Name of each moving variance to that of its moving mean.
     seed: Draws the first values of the global weights.
   """
 
@@ -131,6 +116,10 @@ class PartialModel:
     self._functions = functions
     self.variables = functions.spec.variables
     self.tier_of = dict(tier_of)
+    self.state = frozenset(v.name for v in self.variables if v.is_state)
+    self.variances = {
+      n: n.replace(_VARIANCE, _MEAN) for n in self.state if _VARIANCE in n
+    }
     self.given_values = dict(given_values)
     self.client_tables = client_tables.ClientTables(
       {
@@ -300,7 +289,22 @@ class PartialModel:
     training: bool,
     seed: Any,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Compute predictions and the layers' regularization losses.
+    """Compute predictions and the layers' regularization losses: see `call`."""
+    return self.call(weights, frozen, inputs, training=training, seed=seed)[:2]
+
+  def call(
+    self,
+    weights: Mapping[str, tiers_lib.NamedTensors],
+    frozen: Mapping[str, tf.Tensor],
+    inputs: Any,
+    *,
+    training: bool,
+    seed: Any,
+  ) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
+    """Compute predictions, the layers' regularization losses and new states.
+
+    States are the variables that layers change in training, by name; none where
+    `training` is false.
 
     Args:
       weights: Tier to its trainable weights.

@@ -135,6 +135,26 @@ def _if_parts(spec: keras_analysis.KerasSpec, selector: Selector) -> str:
   )
 
 
+def names_of(
+  spec: keras_analysis.KerasSpec, selectors: Selectors, what: str
+) -> set[str]:
+  """Return the names of the variables that selectors match.
+
+  Args:
+    spec: The model.
+    selectors: One or several.
+    what: The argument that they were given for.
+
+  Raises:
+    ModelError: If one matches nothing.
+  """
+  return {
+    v.name
+    for selector in _as_list(selectors)
+    for v in _matched(spec, selector, what)
+  }
+
+
 def with_client_sizes(
   spec: keras_analysis.KerasSpec,
   tier_of: Mapping[str, str],
@@ -146,11 +166,7 @@ def with_client_sizes(
     ModelError: If one is not local or not a table, or its first values are
       given for specific rows or not made row by row.
   """
-  names = {
-    v.name
-    for selector in _as_list(client_sized)
-    for v in _matched(spec, selector, 'client_sized')
-  }
+  names = names_of(spec, client_sized, 'client_sized')
   variables = []
   for variable in spec.variables:
     if variable.name in names:

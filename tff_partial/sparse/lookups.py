@@ -104,8 +104,8 @@ class RowModel:
     *,
     training: bool,
     seed: tf.Tensor,
-  ) -> tuple[Any, Any]:
-    """Return the model's predictions for a batch, and its regularization.
+  ) -> tuple[Any, Any, Any]:
+    """Return the model's predictions for a batch, losses, and new states.
 
     Weights are rows in place of tables; examples have `places`.
     """
@@ -119,7 +119,7 @@ class RowModel:
       for name, found in batch['places'].items()
     }
     with rows.reading():
-      return self._context.model.predict(
+      return self._context.model.call(
         _with(weights, stand_ins),
         self._context.frozen,
         batch['x'],

@@ -1,0 +1,269 @@
+"""Batch normalization: moving averages that are averaged, local or frozen."""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import baselines
+from tests.support import planted
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import runtimes
+from tff_partial import tiers
+from tff_partial.client.client_work import CompositionError
+from tff_partial.composition import Aggregation
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.model.keras_variables import ModelError
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+keras = tf.keras
+_DRAW = np.random.default_rng(0)
+
+
+def _drawn(seed: int) -> Any:
+  return keras.initializers.RandomNormal(seed=seed)
+
+
+def build_dense(momentum: float = 0.5) -> tf.keras.Model:
+  """Normalizes its inputs and something hidden, before a linear head."""
+  x = keras.Input([3])
+  normal = functools.partial(keras.layers.BatchNormalization, momentum=momentum)
+  hidden = keras.layers.Dense(4, kernel_initializer=_drawn(1), name='hidden')(
+    normal(name='first')(x)
+  )
+  head = keras.layers.Dense(1, kernel_initializer=_drawn(2), name='head')
+  return keras.Model(x, head(normal(name='second')(hidden)))
+
+
+def build_cnn() -> tf.keras.Model:
+  """Of the kind that Keras normalizes by one fused operation."""
+  x = keras.Input([5, 5, 1])
+  conv = keras.layers.Conv2D(3, 3, kernel_initializer=_drawn(1), name='conv')
+  norm = keras.layers.BatchNormalization(momentum=0.5, name='norm')
+  hidden = keras.layers.Flatten()(norm(conv(x)))
+  head = keras.layers.Dense(1, kernel_initializer=_drawn(2), name='head')
+  return keras.Model(x, head(hidden))
+
+
+def _fields(count: int, shape: tuple[int, ...] = (3,)) -> planted.Fields:
+  return {
+    'x': (_DRAW.normal(size=[count, *shape]) * 2 + 1).astype(np.float32),
+    'y': _DRAW.normal(size=[count, 1]).astype(np.float32),
+  }
+
+
+def _model(
+  build: Callable[[], Any] = build_dense, **options: Any
+) -> models.PartialModel:
+  return keras_models.from_keras(
+    build, loss='mse', **{'state': 'averaged', **options}
+  )
+
+
+def _round(
+  process: Any, clients: dict[str, planted.Fields], capacities: Any = None
+) -> tuple[dict[str, np.ndarray], Any]:
+  """The server's weights after a round, and what it returns."""
+  with runtimes.native():
+    cohort = planted.cohort_of(process, clients, 1, capacities=capacities)
+    output = planted.run(process, cohort)
+  return planted.global_weights(process, output.state), output
+
+
+# ---- what it computes --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('build', 'shape'), [(build_dense, (3,)), (build_cnn, (5, 5, 1))]
+)
+def test_a_client_trains_as_fit_does(build: Any, shape: Any) -> None:
+  """Ten examples in batches of four, of which the last has two."""
+  model, fields = _model(build), _fields(10, shape)
+  process = algorithms.build_fed_avg(
+    model, training=Phase(optimizer=sgd(0.1), batch_size=4, epochs=2)
+  )
+  found, _ = _round(process, {'a': fields}, [16])
+  made = model.to_keras(process.get_model_weights(process.initialize()))
+  made.compile(keras.optimizers.SGD(0.1), 'mse')
+  made.fit(fields['x'], fields['y'], 4, epochs=2, shuffle=False, verbose=0)
+  for variable in made.variables:
+    name = variable.name.split(':')[0]
+    np.testing.assert_allclose(
+      found[name], variable.numpy(), rtol=2e-5, atol=1e-6, err_msg=name
+    )
+
+
+@pytest.mark.parametrize(
+  'server', ['fed_avg', pytest.param('fed_adam', marks=pytest.mark.slow)]
+)
+def test_averages_are_those_of_all_examples(server: str) -> None:
+  """With momentum 0, of one batch each: the moments of 3 + 9 examples."""
+  model = _model(functools.partial(build_dense, 0.0))
+  training = Phase(optimizer=sgd(0.1), batch_size=None)
+  process = (
+    algorithms.build_fed_avg(model, training=training)
+    if server == 'fed_avg'
+    else baselines.build_fed_adam(model, training=training, learning_rate=0.1)
+  )
+  clients = {'a': _fields(3), 'b': _fields(9)}
+  clients['b']['x'] += 5
+  found, _ = _round(process, clients)
+  x = np.concatenate([fields['x'] for fields in clients.values()])
+  np.testing.assert_allclose(found['first/moving_mean'], x.mean(0), rtol=1e-5)
+  np.testing.assert_allclose(
+    found['first/moving_variance'], x.var(0), rtol=1e-5
+  )
+
+
+@pytest.mark.slow
+def test_evaluation_and_users_have_them() -> None:
+  model = _model()
+  process = algorithms.build_fed_avg(model)
+  clients = {name: _fields(8) for name in 'abc'}
+  data = tff_partial.pack(clients, process.example_spec)
+  result = tff_partial.train(process, data, rounds=3, clients_per_round=3)
+  measured = tff_partial.evaluate(
+    tff_partial.EvaluationSet(algorithms.build_fed_avg_eval(model), data),
+    result.weights,
+  )
+  made = model.to_keras(result.weights)
+  made.compile(loss='mse')
+  x, y = (np.concatenate([c[n] for c in clients.values()]) for n in 'xy')
+  assert measured['loss'] == pytest.approx(
+    made.evaluate(x, y, verbose=0), rel=1e-5
+  )
+  mean = made.get_layer('first').moving_mean.numpy()
+  assert (np.abs(mean) > 0.1).all()
+
+
+@pytest.mark.parametrize('local', [None, ['first', 'second']])
+def test_what_is_local_stays_with_the_client(local: Any) -> None:
+  """SiloBN, whose averages alone are local, and FedBN, whose layers are."""
+  model = _model(state='local' if local is None else None, local=local)
+  process = algorithms.build_fed_per(
+    model, training=Phase(optimizer=sgd(0.0), batch_size=None)
+  )
+  clients = {'a': _fields(6), 'b': _fields(4)}
+  found, output = _round(process, clients)
+  assert not [name for name in found if 'moving' in name]
+  assert ('first/gamma' in found) == (local is None)
+  for kept, fields in zip(output.client_states, clients.values(), strict=True):
+    np.testing.assert_allclose(
+      kept['first/moving_mean'], 0.5 * fields['x'].mean(0), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize('momentum', [0.0, 0.99])
+def test_a_new_client_may_estimate_local_averages(momentum: float) -> None:
+  """From its support set, whatever the momentum."""
+  model = _model(functools.partial(build_dense, momentum), state='local')
+  clients = {'a': _fields(8)}
+  measuring = algorithms.build_fed_bn_eval(model, estimate=True)
+  cohort = planted.cohort_of(measuring, clients, 1, capacities=[16])
+  weights = planted.as_model_weights(
+    model.initial_weights(tiers.GLOBAL, [0, 0])
+  )
+  with runtimes.native():
+    (first,) = planted.first_states(measuring, cohort)
+    own = measuring.personalise(weights, first, cohort[0])
+  support = clients['a']['x'][:4]
+  for name, moment in {
+    'mean': support.mean(0),
+    'variance': support.var(0),
+  }.items():
+    np.testing.assert_allclose(own[f'first/moving_{name}'], moment, rtol=1e-4)
+
+
+def test_what_is_frozen_keeps_every_bit() -> None:
+  """The layer normalizes by the averages that it has, also in training."""
+  trained = build_dense()
+  trained.get_layer('first').moving_variance.assign([4.0, 5, 6])
+  model = _model(
+    state={'frozen': 'first', 'averaged': 'second'}, initial_weights=trained
+  )
+  process = baselines.build_fed_adam(model, learning_rate=0.1)
+  found, output = _round(process, {'a': _fields(8)})
+  assert 'first/moving_variance' not in found
+  held = process.get_model_weights(output.state).non_trainable
+  np.testing.assert_array_equal(held['first/moving_variance'], [4, 5, 6])
+  inputs = tf.constant(_fields(8)['x'])
+  weights = {
+    tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, [0, 0]),
+  }
+  same = [
+    model.call(weights, model.frozen_weights(), inputs, training=t, seed=[0, 0])
+    for t in (True, False)
+  ]
+  assert set(same[0][2]) == {'second/moving_mean', 'second/moving_variance'}
+  assert not same[1][2]
+  assert 'first/moving_mean: float32 [3] (frozen state)' in repr(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('state', ['averaged', 'local'])
+def test_runtimes_agree(state: str) -> None:
+  process = algorithms.build_fed_per(
+    _model(state=state, local='head'), training=Phase(epochs=2, batch_size=4)
+  )
+  clients = {
+    name: _fields(count) for name, count in {'a': 9, 'b': 4, 'c': 1}.items()
+  }
+  found = {}
+  for name in ('native', 'no jit'):
+    with planted.RUNTIMES[name]():
+      cohort = planted.cohort_of(process, clients, 1)
+      output = planted.run(process, cohort)
+      found[name] = (
+        planted.global_weights(process, output.state),
+        list(output.client_states),
+      )
+  planted.assert_close(found['no jit'], found['native'])
+
+
+# ---- what is refused ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('state', 'message'),
+  [
+    (None, r"changes its variable 'first/moving_mean' .*state='averaged'"),
+    ('kept', "state='kept': the treatments are averaged, local, frozen"),
+    ({'local': 'hidden'}, 'matches no variable that a layer changes'),
+    ({'local': 'first'}, "changes its variable 'second/moving_mean'"),
+    (
+      {'local': 'first', 'averaged': ['first', 'second']},
+      "'first/moving_.*' is local and averaged",
+    ),
+  ],
+)
+def test_a_state_is_said_once_for_each(state: Any, message: str) -> None:
+  with pytest.raises(ModelError, match=message):
+    _model(state=state)
+
+
+def test_a_model_without_states_has_no_treatment() -> None:
+  with pytest.raises(ModelError, match='no layer changes a variable'):
+    _model(planted.build_slope, state='averaged', local='own')
+
+
+def test_noise_and_averages_are_refused() -> None:
+  noised = privacy.private_mean(
+    clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
+  )
+  with pytest.raises(CompositionError, match='a variance could become'):
+    algorithms.build_fed_avg(
+      _model(), aggregation=Aggregation(aggregator=noised)
+    )
+
+
+def test_averages_that_no_phase_trains_are_refused() -> None:
+  with pytest.raises(CompositionError, match='would keep their first values'):
+    algorithms.build_p_fed_me(_model())
