@@ -25,7 +25,6 @@ from tff_partial.exchange import messages
 from tff_partial.exchange import rounds
 from tff_partial.exchange import server_update
 from tff_partial.exchange.composition_checks import check_parts
-from tff_partial.exchange.composition_checks import check_states
 from tff_partial.exchange.composition_checks import check_work
 from tff_partial.exchange.composition_checks import mechanism
 from tff_partial.exchange.composition_checks import mechanisms_of
@@ -113,8 +112,7 @@ def compose(
     aggregator, server_optimizer, weighting, postprocess_update, statistics
   )
   client = client_work.ClientWork(model, client_state, work, 'round')
-  check_work(client, aggregator, statistics)
-  check_states(client, mechanisms_of(aggregator, postprocess_update))
+  check_work(client, aggregator, postprocess_update, statistics)
   sent_tiers = _sent_tiers(client)
   by_rows = postprocess_update is None and isinstance(
     aggregator, aggregators.RowAggregationFactory

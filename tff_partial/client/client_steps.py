@@ -262,21 +262,23 @@ class Steps:
 
     return tf.nest.map_structure(padded, predictions), losses, updates
 
-  def _solution(
+  def _follow(
     self, phase: phases.Phase, trained: tiers.Weights
-  ) -> tuple[exact_solves.ExactSolve | None, Any]:
-    """Return the solve that a phase's gradients pass through, if there is one.
+  ) -> Callable[[tiers.Weights], tiers.Weights]:
+    """Return a function that puts an exact solution among a client's weights.
 
     Args:
-      phase: The phase.
+      phase: The phase. If its gradients pass through no solution, the function
+        returns the weights as they are.
       trained: The weights that are trained, as they are now.
     """
     if phase.through is None:
-      return None, None
+      return lambda weights: weights
     solve = exact_solves.ExactSolve(
       phase.through, self._model, self._context, self._part_seed
     )
-    return solve, solve.solve(replaced(self._context.weights, trained))
+    solution = solve.solve(replaced(self._context.weights, trained))
+    return lambda weights: solve.followed(weights, solution)
 
   def step(
     self,
@@ -307,12 +309,10 @@ class Steps:
       held = trained_by([phase], state.trained)
       mine = trained_by([phase], held, self._context.model.state)
       updates: Mapping[str, tf.Tensor] = {}
-      solve, solution = self._solution(phase, state.trained)
+      follow = self._follow(phase, state.trained)
       with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(mine)
-        weights = replaced(self._context.weights, state.trained)
-        if solve is not None:
-          weights = solve.followed(weights, solution)
+        weights = follow(replaced(self._context.weights, state.trained))
         objective, predictions = tf.constant(0.0), None
         if phase.use_model_loss or turn.measured:
           predictions, regularization, updates = self._predicted(

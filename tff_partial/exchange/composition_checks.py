@@ -146,16 +146,18 @@ def mechanism(
 def check_work(
   client: client_work.ClientWork,
   aggregator: aggregators.Factory,
+  postprocess_update: PostprocessUpdate | None,
   statistics: Sequence[Statistic],
 ) -> None:
   """Check that the clients' work fits the other parts; see `compose`."""
   if MEMBERS in statistics:
     _check_members(aggregator, client)
   _check_tiers(client)
+  _check_states(client, mechanisms_of(aggregator, postprocess_update))
   _check_settling(client, statistics)
 
 
-def check_states(
+def _check_states(
   client: client_work.ClientWork, found: Sequence[mechanisms.Mechanism]
 ) -> None:
   """Check that states of layers are trained, and not noised.

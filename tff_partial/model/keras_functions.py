@@ -6,7 +6,7 @@ calls the traced function. Layers' draws follow from a seed (see
 `seeded_draws.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import functools
 import itertools
 from typing import Any
@@ -130,9 +130,7 @@ def rebuild(
   wanted = {variable.request: variable for variable in variables}
   requests = itertools.count()
   states: dict[str, keras_variables.StateTensor] = {}
-  frozen = frozenset(
-    v.name for v in variables if v.state is not None and not v.is_state
-  )
+  frozen = {v.name for v in variables if v.state and not v.is_state}
 
   def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
     del next_creator  # No variable is made.
@@ -169,10 +167,25 @@ def rebuild(
     for name, state in states.items():
       state.assign(tensors[name])  # Not what `weights=` assigned.
     outputs = model(inputs, training=training)
-  if wanted:
+  _check_variables(model, wanted.values(), states)
+  updates = {
+    name: state.value()
+    for name, state in states.items()
+    if name not in frozen and state.value() is not tensors[name]
+  }
+  return outputs, list(model.losses), updates
+
+
+def _check_variables(
+  model: tf.keras.Model,
+  missing: Collection[VariableSpec],
+  states: Mapping[str, keras_variables.StateTensor],
+) -> None:
+  """Check that a model was built with the variables that it had before."""
+  if missing:
     raise ModelError(
-      'The model no longer asks for the variables '
-      f'{[variable.name for variable in wanted.values()]}. {_SAME_MODEL}'
+      f'The model no longer asks for the variables {[v.name for v in missing]}.'
+      f' {_SAME_MODEL}'
     )
   unknown = [
     v.name
@@ -185,13 +198,6 @@ def rebuild(
       f'The model asks for the variables {unknown}, which it had not before. '
       f'{_SAME_MODEL}'
     )
-  updates = {
-    variable.name: states[variable.name].value()
-    for variable in variables
-    if variable.is_state
-    and states[variable.name].value() is not tensors[variable.name]
-  }
-  return outputs, list(model.losses), updates
 
 
 def _check_value(name: str, value: np.ndarray, given: Any) -> None:

@@ -53,8 +53,8 @@ def from_keras(
     loss: A Keras loss or its name, or a function of labels and predictions that
       returns one loss per example. Losses are averaged over a batch's examples,
       but summed for a Keras loss with the reduction SUM.
-    local: Variables that never leave the client: a layer, a layer's name, a
-      regular expression over names of layers and variables, a predicate over
+    local: Variables that never leave the client: a layer or its name, a regular
+      expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
     client_sized: Local tables of which each client has as many rows as its own
       examples name, numbered from 0. The builder's number of rows only affects
@@ -62,10 +62,9 @@ def from_keras(
     group: Variables of which the server has a copy for each sub-population;
       first values are drawn for each.
     num_groups: Number of sub-populations.
-    state: Treatment of variables that layers change in training, such as the
-      moving averages of batch normalization: 'averaged' at the server, 'local'
-      or 'frozen'; or a mapping of these to what selects variables. See
-      `states.py`. Those of local layers are local by default.
+    state: Treatment of moving averages and other variables that layers change
+      in training: 'averaged', 'local' (the default for local layers) or
+      'frozen'; or a mapping of these to what selects variables.
     class_weight: Weights of classes in the loss, as in Keras's `fit`, for all
       classes from 0 on. Metrics do not include them.
     metrics: A list of Keras metrics, their names, or functions of labels and
@@ -85,18 +84,11 @@ def from_keras(
       several layers that share a variable.
   """
   _check_builder(build)
-  spec, in_keras_3 = _analysed(build, inputs)
+  spec, in_keras_3 = _analysed(build, inputs, client_sized)
   tier_of = _tiers(spec, local, group, num_groups)
-  if in_keras_3 is not None and client_sized is not None:
-    raise ModelError(
-      f'client_sized={client_sized!r}: a table of the size of each client '
-      'needs a model of `tf.keras`; this one is of Keras 3.'
-    )
   spec = with_client_sizes(spec, tier_of, client_sized)
-  functions, tier_of = states.treat(
-    in_keras_3 or keras_functions.Keras2Functions(build, spec), tier_of, state
-  )
-  spec = functions.spec
+  plain = in_keras_3 or keras_functions.Keras2Functions(build, spec)
+  functions, tier_of = states.treat(plain, tier_of, state)
   loss = as_loss(loss)
   return PartialModel(
     build,
@@ -187,7 +179,7 @@ def _values(
 
 
 def _analysed(
-  build: Callable[[], Any], inputs: Any
+  build: Callable[[], Any], inputs: Any, client_sized: Selectors
 ) -> tuple[keras_analysis.KerasSpec, keras_3_models.Keras3Functions | None]:
   """Return a model's spec, and its functions if it is a Keras 3 model."""
   try:
@@ -197,4 +189,9 @@ def _analysed(
     if not keras_3.makes_model(build):
       raise
   functions = keras_3_models.Keras3Functions(build, inputs)
+  if client_sized is not None:
+    raise ModelError(
+      f'client_sized={client_sized!r}: a table of the size of each client '
+      'needs a model of `tf.keras`; this one is of Keras 3.'
+    )
   return functions.spec, functions

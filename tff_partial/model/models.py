@@ -50,9 +50,8 @@ class PartialModel:
     is_regularized: True if layers add losses of weights.
     only_looked_up: Names of the trainable tables that the model uses only for
       row lookups.
-    state: Names of the variables that layers change in training, as batch
-      normalization its moving averages; they are weights of a tier, but no
-      gradients move them.
+    state: Names of the variables that layers change in training, such as moving
+      averages: weights of a tier that no gradients move.
     variances: Name of each moving variance to that of its moving mean.
     seed: Draws the first values of the global weights.
   """
