@@ -37,7 +37,6 @@ from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import rating_posteriors as posteriors
 from tff_partial.tiers import GLOBAL
-from tff_partial.tiers import LOCAL
 
 
 def build_fed_als(
@@ -81,7 +80,7 @@ def build_fed_als(
     model,
     client_state=client_state.persist_local,
     work=[
-      posteriors.posterior_phase(),
+      *posteriors.posterior_phases(),
       Phase(train=(), batch_size=100, measured=True),
     ],
     statistics=[
@@ -122,30 +121,26 @@ def build_fed_als_eval(
     >>> evaluation = algorithms.build_fed_als_eval(model)
   """
   posteriors.check_model(model)
-  return evaluation.build_query_evaluation(
+  support, query = split or splits.halves()
+  return evaluation.build_evaluation(
     model,
     client_state=client_state.persist_local,
-    train=(LOCAL,),
-    personalise=posteriors.posterior_phase(),
-    split=split,
+    work=[
+      *posteriors.posterior_phases(support),
+      Phase(train=(), on=query, batch_size=100, measured=True),
+    ],
   )
 
 
 def _user_sums(client: ClientContext) -> Any:
   """Return what priors and the noise are estimated from."""
   mean, covariance = posteriors.moments(client)
-  predictions = client.predict()
-  weight = client.example_weights
-  unit = client.weight(GLOBAL, posteriors.UNIT)
-  errors = tf.square(client.examples['y'] - predictions[posteriors.RATING])
-  errors = (errors + predictions[posteriors.VARIANCE]) / tf.square(unit)
-  errors -= client.weight(GLOBAL, posteriors.NOISE)
-  number = tf.reduce_sum(weight)
+  number = tf.reduce_sum(client.example_weights)
   counts = tf.cast(number > 0, tf.float32)
   return collections.OrderedDict(
     number=counts,
     examples=number,
-    error=tf.reduce_sum(weight * tf.where(client.is_real, errors, 0.0)),
+    error=tf.reduce_sum(posteriors.excess(client)),
     mean=counts * mean,
     square=counts * (mean[:, None] * mean + covariance),
   )

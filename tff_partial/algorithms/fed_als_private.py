@@ -103,7 +103,7 @@ def build_fed_als_private(
     model,
     client_state=client_state.persist_local,
     work=[
-      posteriors.posterior_phase(),
+      *posteriors.posterior_phases(),
       Phase(train=(), batch_size=100, measured=True),
     ],
     aggregation=aggregation,
@@ -135,15 +135,14 @@ def _first_state(items: PrivateItems) -> Any:
 def _message(client: ClientContext, items: PrivateItems) -> Any:
   """Return a client's message, whose norm is at most 1."""
   mean, covariance = posteriors.moments(client)
-  predictions = client.predict()
   weight = client.example_weights
-  unit = client.weight(GLOBAL, posteriors.UNIT)
-  error = (client.examples['y'] - predictions[posteriors.RATING]) / unit
-  square = tf.square(error) + predictions[posteriors.VARIANCE] / tf.square(unit)
-  square -= client.weight(GLOBAL, posteriors.NOISE)
   number = tf.maximum(tf.reduce_sum(weight), 1.0)
   is_real = weight > 0
-  square = tf.reduce_sum(tf.where(is_real, weight * square, 0.0)) / number
+  square = tf.reduce_sum(posteriors.excess(client)) / number
+  found = client.predict()[posteriors.RATING]
+  error = (client.examples['y'] - found) / client.weight(
+    GLOBAL, posteriors.UNIT
+  )
   # Residuals times the user's vector, less what its uncertainty adds to the
   # second moments.
   ids = tf.where(is_real, client.examples['x'], 0)

@@ -4,7 +4,8 @@ The model is `r = mean + b_u + m_i + <u, v_i> + noise`. A client's local weights
 are the posterior of its bias and vector: their mean, which is one linear solve
 (`Exact`), and their covariance. The posteriors of items, the priors and the
 variance of the noise are global weights; `fed_als.py` says how the server
-learns them.
+learns them. A user whose ratings follow the model less than others' has wider
+error bars: a factor on its variances is a local weight, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +27,13 @@ from tff_partial.solvers.exact import Prior
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
-# Names of the outputs.
-RATING, VARIANCE = 'rating', 'variance'
+# Names of the outputs; the last is the part of the variance that is due to what
+# is not known of the user.
+RATING, VARIANCE, OF_USER = 'rating', 'variance', 'variance_of_user'
 LAYER = 'ratings'
 USER, SPREAD = f'{LAYER}/user', f'{LAYER}/user_spread'
+# A user's factor on variances, and the number of ratings that its prior counts.
+SCALE, _SCALE_PRIOR = f'{LAYER}/user_scale', 20.0
 ITEM, COVARIANCE = f'{LAYER}/item', f'{LAYER}/item_covariance'
 USER_MEAN, USER_PRECISION = f'{LAYER}/user_mean', f'{LAYER}/user_precision'
 ITEMS_MEAN = f'{LAYER}/items_mean'
@@ -140,10 +144,11 @@ class RatingPosterior(tf.keras.layers.Layer):
     self.unit_rating = add('unit', [], constant)
     self.user = add('user', [size], 'zeros')
     self.user_spread = add('user_spread', [size, size], 'zeros')
+    self.user_scale = add('user_scale', [], 'ones')
     super().build(input_shape)
 
   def call(self, items: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Return the mean and the variance of each item's rating, `[batch]`."""
+    """Return mean and variances of each item's rating, `[batch]` each."""
     item = tf.gather(self.item, items)
     of_item = with_one(item)
     rating = item[:, 0] + tf.linalg.matvec(of_item, self.user)
@@ -154,13 +159,17 @@ class RatingPosterior(tf.keras.layers.Layer):
     is_factor = 1.0 - tf.one_hot(0, self.packing.size)
     square = of_user[:, None] * of_user
     square += spread * is_factor[:, None] * is_factor
+    of_spread = tf.reduce_sum(tf.matmul(of_item, spread) * of_item, 1)
     variance = self.noise + self.packing.dot(
       tf.gather(self.item_covariance, items), square
     )
-    variance += tf.reduce_sum(tf.matmul(of_item, spread) * of_item, 1)
+    star = tf.stop_gradient(tf.square(self.unit_rating))
     return {
       RATING: self.mean_rating + self.unit_rating * rating,
-      VARIANCE: tf.stop_gradient(tf.square(self.unit_rating) * variance),
+      VARIANCE: (
+        self.user_scale * star * tf.stop_gradient(variance + of_spread)
+      ),
+      OF_USER: self.user_scale * star * tf.stop_gradient(of_spread),
     }
 
   def get_config(self) -> dict[str, Any]:
@@ -205,7 +214,7 @@ def build_model(
       priors fit any scale.
     initial_scale: Standard deviation of the first values of items' vectors.
     metrics: Makes metrics of labels and predictions, which are a mapping of
-      `RATING` and `VARIANCE`.
+      `RATING`, `VARIANCE` and `OF_USER`.
     seed: Draws the first values.
 
   Raises:
@@ -231,7 +240,7 @@ def build_model(
 
   return keras_models.from_keras(
     build,
-    local=[USER, SPREAD],
+    local=[USER, SPREAD, SCALE],
     loss=lambda labels, found: tf.square((labels - found[RATING]) / unit),
     labels=tf.TensorSpec([]),
     metrics=metrics,
@@ -279,19 +288,32 @@ def half_width(variance: Any, level: float) -> Any:
   return stats.norm.ppf((1 + level) / 2) * variance**0.5
 
 
-def posterior_phase(on: splits.Part = splits.everything()) -> Phase:
-  """Return the phase in which a client solves for its posterior.
+def posterior_phases(on: splits.Part = splits.everything()) -> list[Phase]:
+  """Return the phases in which a client solves for its posterior.
+
+  The first solves for its bias and vector, the second for its factor on
+  variances, from how far its ratings are from those that it then predicts.
 
   Args:
     on: The ratings that it knows.
   """
-  return Phase(
-    train=(LOCAL,),
-    on=on,
-    optimizer=Exact(prior=_prior, covariance=SPREAD),
-    variable_filter=USER,
-    terms=(_item_uncertainty,),
-  )
+  return [
+    Phase(
+      train=(LOCAL,),
+      on=on,
+      optimizer=Exact(prior=_prior, covariance=SPREAD),
+      variable_filter=USER,
+      terms=(_item_uncertainty,),
+    ),
+    Phase(
+      train=(LOCAL,),
+      on=on,
+      optimizer=Exact(prior=lambda _: Prior({SCALE: 1.0}, _SCALE_PRIOR)),
+      variable_filter=SCALE,
+      terms=(_distance_to_surprise,),
+      use_model_loss=False,
+    ),
+  ]
 
 
 def _prior(client: ClientContext) -> Prior:
@@ -314,11 +336,41 @@ def _item_uncertainty(client: ClientContext) -> tf.Tensor:
   return square / tf.maximum(number, 1.0)
 
 
+def _distance_to_surprise(client: ClientContext) -> tf.Tensor:
+  """Return the mean squared distance of the factor to surprises.
+
+  A surprise is the square of a residual over what is expected of it: the
+  variance less the user's part of it twice, since the user has seen the rating.
+  """
+  batch, scale = batch_of(client), client.weight(LOCAL, SCALE)
+  found = batch.predictions
+  expected = (found[VARIANCE] - 2.0 * found[OF_USER]) / scale
+  surprise = tf.square(batch.y - found[RATING]) / expected
+  return batch.mean(tf.square(scale - tf.stop_gradient(surprise)))
+
+
+def excess(client: ClientContext) -> tf.Tensor:
+  """Return the weighted excess of expected squared errors over the noise.
+
+  Args:
+    client: The client, after `posterior_phases`.
+
+  Returns:
+    In units, `[capacity]`; zero for padding.
+  """
+  found = client.predict()
+  unit = client.weight(GLOBAL, UNIT)
+  errors = tf.square(client.examples['y'] - found[RATING])
+  errors += found[VARIANCE] / client.weight(LOCAL, SCALE)
+  errors = errors / tf.square(unit) - client.weight(GLOBAL, NOISE)
+  return tf.where(client.is_real, client.example_weights * errors, 0.0)
+
+
 def moments(client: ClientContext) -> tuple[tf.Tensor, tf.Tensor]:
   """Return the mean and the covariance of a client's posterior.
 
   Args:
-    client: The client, after `posterior_phase`.
+    client: The client, after `posterior_phases`.
   """
   spread = client.weight(LOCAL, SPREAD)
   return client.weight(LOCAL, USER), client.weight(GLOBAL, NOISE) * spread
