@@ -26,6 +26,7 @@ import tff_partial
 
 if TYPE_CHECKING:
   from tasks.experiment.trainable import Trainable
+  from tff_partial.training import evaluation_sets
   from tff_partial.training import programs
 
 
@@ -40,6 +41,11 @@ class Chosen(Options):
     tasks_lib.TEST,
     'Clients to measure: train, validation, test, or a name under `test` in '
     'result.json.',
+  )
+  calibrate: float | None = option(
+    None,
+    'Calibrate intervals of this level on the validation clients, and print '
+    'how much they cover of the part, as `conformal`.',
   )
   user: str | None = option(None, 'Make the own model of this user instead.')
   top_n: int = option(
@@ -127,6 +133,36 @@ def _serve_user(
       print(f'{place:4}. {item.score:.2f}  {item.title}')
 
 
+def _conformal(
+  known: evaluation_sets.EvaluationSet,
+  measured: evaluation_sets.EvaluationSet,
+  weights: Any,
+  level: float,
+  seed: int,
+) -> dict[str, float]:
+  """Calibrate intervals on some clients, and measure them on others.
+
+  Args:
+    known: The clients to calibrate on.
+    measured: The clients to measure.
+    weights: The weights at the server.
+    level: The level of the intervals.
+    seed: The run's seed.
+  """
+  from tff_partial.training import calibration
+
+  found = calibration.calibrate(
+    known.evaluation, known.clients, weights, seed=seed
+  )
+  counts = calibration.histograms(
+    measured.evaluation, measured.clients, weights, seed
+  )
+  return {
+    'deviations': found.quantile(level),
+    **found.coverage(counts, level),
+  }
+
+
 def main(config: Config, output: Output, chosen: Chosen) -> None:
   """Load the weights of a run, and evaluate clients or serve one user."""
   from tasks.experiment.runs import measuring
@@ -152,14 +188,23 @@ def main(config: Config, output: Output, chosen: Chosen) -> None:
     if chosen.user is not None:
       _serve_user(task, trainable, saved, number, chosen, config.seed)
       return
+    evaluation_set = trainable.evaluation_set(_whom(task, chosen.part))
     measured: dict[str, Any] = measuring.evaluate(
       task,
-      trainable.evaluation_set(_whom(task, chosen.part)),
+      evaluation_set,
       saved.best_weights,
       config.seed,
       saved.best_client_store,
       server_state=saved.best_server_state,
     )
+    if chosen.calibrate is not None:
+      measured['conformal'] = _conformal(
+        trainable.evaluation_set(task.validation),
+        evaluation_set,
+        saved.best_weights,
+        chosen.calibrate,
+        config.seed,
+      )
   measured = {'round': number, 'part': chosen.part, **finite(measured)}
   print(json.dumps(measured, indent=2))
 

@@ -122,6 +122,12 @@ def test_a_user_knows_its_covariance() -> None:
   z, covariance = _posterior(clients['a']['x'], clients['a']['y'], item, 0.0)
   np.testing.assert_allclose(own['ratings/user'], z, atol=1e-5)
   np.testing.assert_allclose(own['ratings/user_spread'], covariance, atol=1e-5)
+  # Its surprises, with a prior of 20 ratings as expected. No item is doubtful.
+  a = np.concatenate([np.ones([9, 1]), item[clients['a']['x'], 1:]], 1)
+  residual = clients['a']['y'] - a @ z - item[clients['a']['x'], 0]
+  expected = 1 - np.sum(a @ covariance * a, 1)
+  scale = (20 + np.sum(residual**2 / expected)) / 29
+  np.testing.assert_allclose(own['ratings/user_scale'], scale, rtol=1e-5)
 
 
 def test_runtimes_agree() -> None:

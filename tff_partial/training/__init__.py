@@ -3,6 +3,7 @@
 from tff_partial._environment import lazily as _lazily
 
 __all__ = [
+  'calibration',
   'callbacks',
   'checkpoints',
   'client_store',

@@ -21,6 +21,7 @@ from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.model import models
 from tff_partial.templates import rating_posteriors
+from tff_partial.training import calibration as calibration_lib
 from tff_partial.training import evaluation_sets
 from tff_partial.training import sampling
 from tff_partial.training.client_store import client_store as client_store_lib
@@ -157,7 +158,12 @@ class Predictor:
     self._predict: dict[models.PartialModel, Any] = {}
 
   def interval(
-    self, client_id: str, inputs: Any, level: float = 0.8
+    self,
+    client_id: str,
+    inputs: Any,
+    level: float = 0.8,
+    *,
+    calibration: calibration_lib.Calibration | None = None,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Predict intervals that contain a client's labels with a probability.
 
@@ -165,6 +171,8 @@ class Predictor:
       client_id: The client.
       inputs: Inputs of the model, `[batch, ...]`.
       level: The probability, more than 0 and less than 1.
+      calibration: What `calibrate` learned; by default errors are taken to be
+        normally distributed.
 
     Returns:
       The lower and the upper ends, `[batch]`.
@@ -185,9 +193,10 @@ class Predictor:
         '`algorithms.build_fed_als`.'
       )
     center = np.asarray(found[rating_posteriors.RATING])
-    half = rating_posteriors.half_width(
-      np.asarray(found[rating_posteriors.VARIANCE]), level
-    )
+    variance = np.asarray(found[rating_posteriors.VARIANCE])
+    half = rating_posteriors.half_width(variance, level)
+    if calibration is not None:
+      half = calibration.quantile(level) * variance**0.5
     return center - half, center + half
 
   @runtimes.ours()

@@ -54,7 +54,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reconstructing.fed_als_eval,
     user=tasks_lib.POSTERIOR,
     personal=lambda local: (
-      tff_partial.templates.rating_posteriors.posterior_phase()
+      tff_partial.templates.rating_posteriors.posterior_phases()[0]
     ),
     always_personalises=True,
     counts_clients=True,
@@ -67,7 +67,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reconstructing.fed_als_eval,
     user=tasks_lib.POSTERIOR,
     personal=lambda local: (
-      tff_partial.templates.rating_posteriors.posterior_phase()
+      tff_partial.templates.rating_posteriors.posterior_phases()[0]
     ),
     always_personalises=True,
     ignores=(*building.JOINING, *building.TRAINING),

@@ -1,0 +1,133 @@
+"""Calibrated intervals cover what they promise, where the model is wrong."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tff_partial
+from tff_partial import algorithms
+from tff_partial.data import splits
+from tff_partial.templates import rating_posteriors
+from tff_partial.training import calibration as calibration_lib
+
+_WIDTH = 0.05
+_BINS = 161
+
+
+def _mass(*bins: float) -> calibration_lib.Calibration:
+  return calibration_lib.Calibration([*bins, *[0.0] * (_BINS - len(bins))])
+
+
+def test_scores_are_counted_by_hand() -> None:
+  """Errors of 0.15, 2.02 and 99 stars at a deviation of 2."""
+  metric = calibration_lib.Scores()
+  metric.update_state(
+    tf.constant([3.15, 5.02, 102.0]),
+    {
+      rating_posteriors.RATING: tf.constant([3.0, 3.0, 3.0]),
+      rating_posteriors.VARIANCE: tf.constant([4.0, 4.0, 4.0]),
+    },
+    tf.constant([1.0, 2.0, 3.0]),
+  )
+  counts = metric.result().numpy()
+  assert np.flatnonzero(counts).tolist() == [1, 20, 160]
+  assert counts[[1, 20, 160]].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_quantiles_by_hand() -> None:
+  """Three quarters of the scores in the first bin, a quarter in the third."""
+  found = _mass(6, 0, 2)
+  np.testing.assert_allclose(found.quantile(0.375), 0.5 * _WIDTH)
+  np.testing.assert_allclose(found.quantile(0.875), 2.5 * _WIDTH)
+  # Noise may have made a bin negative.
+  np.testing.assert_allclose(_mass(6, -1, 3).quantile(0.5), 4 / 6 * _WIDTH)
+
+
+def test_coverage_by_hand() -> None:
+  """Of ten users one has half of four scores outside of an interval."""
+  counts = np.zeros([10, _BINS])
+  counts[:, 0] = 4
+  counts[0, [0, 9]] = 2
+  found = _mass(8, 2).coverage(counts, 0.8)
+  assert found['coverage'] == pytest.approx(38 / 40)
+  assert found['worst_tenth'] == pytest.approx(0.5)
+  # The least of ten shares of four trials: 0.45 in the mean.
+  assert 0.35 < found['worst_tenth_by_chance'] < 0.6
+
+
+@pytest.mark.parametrize('level', [0.0, 1.0, 0.9, float('nan')])
+def test_an_impossible_level_is_refused(level: float) -> None:
+  beyond = calibration_lib.Calibration([8.0, *[0.0] * (_BINS - 2), 2.0])
+  with pytest.raises(calibration_lib.CalibrationError, match='level'):
+    beyond.quantile(level)
+
+
+def _model() -> Any:
+  return rating_posteriors.build_model(4, 0)
+
+
+def _clients(process: Any, number: int) -> Any:
+  """Whose ratings have errors of two sizes, unlike a normal distribution's."""
+  draw = np.random.default_rng(number)
+  size = np.where(draw.random([number, 40]) < 0.75, 0.05, 3.0)
+  values = size * draw.choice([-1.0, 1.0], [number, 40])
+  return tff_partial.pack(
+    {
+      f'u{k}': {
+        'x': draw.integers(0, 4, 40).astype(np.int32),
+        'y': y.astype(np.float32),
+      }
+      for k, y in enumerate(values)
+    },
+    process.example_spec,
+  )
+
+
+@pytest.mark.slow
+def test_calibrated_intervals_cover_and_noise_is_of_the_promised_size() -> None:
+  process = algorithms.build_fed_als(_model())
+  result = tff_partial.train(
+    process, _clients(process, 60), rounds=3, clients_per_round=60
+  )
+  evaluation = algorithms.build_fed_als_eval(_model(), split=splits.halves())
+  known, new = _clients(process, 100), _clients(process, 101)
+  args = (evaluation, known, result.best_weights)
+  found = calibration_lib.calibrate(*args)
+  counts = calibration_lib.histograms(evaluation, new, result.best_weights)
+  assert counts.sum() == 101 * 20
+  measured = found.coverage(counts, 0.7)['coverage']
+  np.testing.assert_allclose(measured, 0.7, atol=0.03)
+  normal = rating_posteriors.half_width(1.0, 0.7)
+  assert found.quantile(0.7) < 0.9 * normal
+  low, high = tff_partial.Predictor(result, new).interval(
+    'u1', np.arange(4, dtype=np.int32), 0.7, calibration=found
+  )
+  wide, wider = tff_partial.Predictor(result, new).interval(
+    'u1', np.arange(4, dtype=np.int32), 0.7
+  )
+  np.testing.assert_allclose(
+    (high - low) / (wider - wide), found.quantile(0.7) / normal, rtol=1e-3
+  )
+  noised = calibration_lib.calibrate(*args, noise_multiplier=2.0, noise_seed=1)
+  noise = np.subtract(noised.mass, found.mass)
+  np.testing.assert_allclose(noise.std(), 2.0, rtol=0.2)
+
+
+def test_impossible_noise_is_refused() -> None:
+  evaluation = algorithms.build_fed_als_eval(_model())
+  with pytest.raises(calibration_lib.CalibrationError, match='noise'):
+    calibration_lib.calibrate(evaluation, None, None, noise_multiplier=-1.0)
+
+
+@pytest.mark.slow
+def test_a_model_without_variances_is_refused() -> None:
+  def build() -> tf.keras.Model:
+    x = tf.keras.Input([1])
+    return tf.keras.Model(x, tf.keras.layers.Dense(1, name='own')(x))
+
+  model = tff_partial.from_keras(build, local='own', loss='mse')
+  evaluation = algorithms.build_fed_recon_eval(model)
+  with pytest.raises(calibration_lib.CalibrationError, match='variance'):
+    calibration_lib.histograms(evaluation, None, None)
