@@ -68,8 +68,12 @@ biases = _shared(
 )
 item_attributes = _shared(
   'item_attributes',
-  'fed_als_private: take genres of items, which are public, into their '
-  'vectors.',
+  'Use genres of items: fed_als expects vectors by them, and fed_als_private, '
+  'for which they must be public, takes them into the vectors.',
+)
+user_attributes = _shared(
+  'user_attributes',
+  'fed_als: expect vectors of users by their gender, age and occupation.',
 )
 centred = _shared('centred', 'Predict around the mean training rating.')
 public_mean = _shared(

@@ -50,6 +50,8 @@ CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
 FEATURES = 'features'
 # Federated ALS's form: the user's posterior, with those of items at the server.
 POSTERIOR = 'posterior'
+# The same, whose items' vectors have public attributes as columns.
+PUBLIC_POSTERIOR = 'public_posterior'
 # Federated iALS's form: vectors that are solved for, of interactions alone.
 IMPLICIT = 'implicit'
 # The key of that model's other output.
@@ -64,6 +66,7 @@ USER_FORMS = (
   HEAD_CLUSTERS,
   FEATURES,
   POSTERIOR,
+  PUBLIC_POSTERIOR,
   IMPLICIT,
 )
 

@@ -177,13 +177,23 @@ class Config(Options):
         'a run that is not private and counts no epsilon. Give '
         '--target_epsilon or --noise_multiplier, or choose no noise.'
       )
-    if (
-      getattr(self.task, 'item_attributes', False)
-      and self.algorithm != 'fed_als_private'
-    ):
-      raise OptionError(
-        '--item_attributes: only fed_als_private reads it. Leave it out.'
-      )
+    readers = {
+      'item_attributes': ('fed_als', 'fed_als_private'),
+      'user_attributes': ('fed_als',),
+    }
+    for flag, names in readers.items():
+      if getattr(self.task, flag, False) and self.algorithm not in names:
+        raise OptionError(
+          f'--{flag}: only {" and ".join(names)} reads it. Leave it out.'
+        )
+    unread = {'biases': False, 'l2': 0.0, 'initial_scale': None}
+    for flag, usual in unread.items() if 'fed_als' in self.algorithm else ():
+      value = getattr(self.task, flag, usual)
+      if value not in (usual, getattr(type(self.task), flag, usual)):
+        raise OptionError(
+          f'{flag}={value}: {self.algorithm} always has biases, and estimates '
+          'how far weights spread. Leave it out.'
+        )
     for choice in self._unread():
       raise OptionError(
         f'{choice.argument}={choice.value}: the algorithm {self.algorithm} '

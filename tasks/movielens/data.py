@@ -30,6 +30,8 @@ OFFICIAL_ADDRESS = 'https://files.grouplens.org/datasets/movielens/'
 
 # Purposes of random draws; each has its own stream of a seed.
 _SPLIT_USERS, _SHUFFLE_USER, SYNTHETIC = range(3)
+# Where ranges of ages begin, after the first.
+_AGES = (18, 25, 35, 45, 50, 56)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,6 +91,27 @@ def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
   return dataclasses.replace(
     ratings,
     item_attributes=attributes.loc[ratings.original_item_ids].to_numpy(),
+  )
+
+
+def user_columns(users: pd.DataFrame) -> pd.DataFrame:
+  """Return numbers from 0 for users' gender, age and occupation.
+
+  Args:
+    users: As in `Ratings`.
+
+  Returns:
+    Columns of int32 by user_id; ages are those of MovieLens 1M's ranges.
+  """
+  found = users.set_index('user_id')
+  return pd.DataFrame(
+    {
+      'gender': found['gender'].factorize(sort=True)[0],
+      'age': np.digitize(found['age'], _AGES),
+      'occupation': found['occupation'].factorize(sort=True)[0],
+    },
+    found.index,
+    dtype=np.int32,
   )
 
 

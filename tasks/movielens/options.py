@@ -30,9 +30,10 @@ class FactorizationOptions(TaskOptions):
   clip_predictions: bool = shared.clip_predictions(False)
   initial_scale: float = shared.initial_scale(0.05)
 
-  # An option of MovieLens alone.
+  # Options of MovieLens alone.
   min_examples: ClassVar[int] = 1
   item_attributes: ClassVar[bool] = False
+  user_attributes: ClassVar[bool] = False
 
   def __post_init__(self) -> None:
     """Check that at most one mean is set."""
@@ -65,6 +66,7 @@ class MovieLensOptions(FactorizationOptions):
   data_set: str = shared.data_set('')
   min_examples: int = shared.min_examples(1)  # type: ignore[misc]
   item_attributes: bool = shared.item_attributes(False)  # type: ignore[misc]
+  user_attributes: bool = shared.user_attributes(False)  # type: ignore[misc]
 
 
 @dataclasses.dataclass(frozen=True)

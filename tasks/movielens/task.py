@@ -28,6 +28,7 @@ from tasks.task import MeasuredByProtocol
 from tasks.task import NOBODY
 from tasks.task import OWN
 from tasks.task import POSTERIOR
+from tasks.task import PUBLIC_POSTERIOR
 from tasks.task import Recommendation
 from tasks.task import Release
 from tasks.task import TABLE
@@ -112,7 +113,7 @@ class MovieLens(MeasuredByProtocol):
 
   def model_with(self, user: str) -> models.PartialModel:
     """Build the model with local, tabled or shared user weights."""
-    if user not in (OWN, TABLE, NOBODY, POSTERIOR):
+    if user not in (OWN, TABLE, NOBODY, POSTERIOR, PUBLIC_POSTERIOR):
       raise OptionError(
         f'--user_form={user}: users of the task {self.name} can have a vector '
         'of their own, a posterior, a row of a table, or nothing. Choose own, '
@@ -128,13 +129,16 @@ class MovieLens(MeasuredByProtocol):
     if options.centred:
       mean = float(self._frames[TRAIN]['rating'].mean())
     scale = self.ratings.scale if options.clip_predictions else None
-    if user == POSTERIOR:
-      columns = self.item_columns()
+    if user in (POSTERIOR, PUBLIC_POSTERIOR):
+      width, columns = 0, self.item_columns()
+      if user == PUBLIC_POSTERIOR and columns is not None:
+        width = columns.shape[1]
       return rating_posteriors.build_model(
         self.ratings.num_items,
-        options.num_factors + (0 if columns is None else columns.shape[1]),
+        options.num_factors + width,
         mean=mean,
         unit=self._unit,
+        user_attributes=dict(self._user_columns.max() + 1),
         metrics=lambda: [
           *self._metrics(scale)(),
           *map(rating_posteriors.IntervalCoverage, _LEVELS),
@@ -173,6 +177,22 @@ class MovieLens(MeasuredByProtocol):
         'of its items. Leave it out.'
       )
     return self.ratings.item_attributes
+
+  @functools.cached_property
+  def _user_columns(self) -> pd.DataFrame:
+    """Numbered attributes of users; without columns unless asked for.
+
+    Raises:
+      OptionError: If they are not known.
+    """
+    if not self._options.user_attributes:
+      return pd.DataFrame()
+    if self.ratings.users is None:
+      raise OptionError(
+        f'--user_attributes: {self.ratings.name} tells nothing about its '
+        'users. Leave it out.'
+      )
+    return movielens_data.user_columns(self.ratings.users)
 
   @property
   def _unit(self) -> float:
@@ -249,7 +269,8 @@ class MovieLens(MeasuredByProtocol):
         f'user: there is no user {user_id!r} in {self.ratings.name}. Users are '
         f'numbered from {frame["user_id"].min()} to {frame["user_id"].max()}.'
       )
-    return mine
+    columns = self._user_columns
+    return mine.join(columns, 'user_id') if len(columns) else mine
 
   def recommend(
     self, keras_model: tf.keras.Model, user_id: str, number: int
@@ -270,7 +291,11 @@ class MovieLens(MeasuredByProtocol):
         float(np.clip(score, low, high)),
       )
       for item, score in top_candidates.top_n(
-        keras_model, unrated, number, output=_output_of(keras_model)
+        keras_model,
+        unrated,
+        number,
+        context=dict(rated[list(self._user_columns)].iloc[0]),
+        output=_output_of(keras_model),
       )
     ]
 
@@ -281,7 +306,11 @@ class MovieLens(MeasuredByProtocol):
     min_examples: int,
   ) -> populations.Population:
     inputs: Any = 'item_id'
-    if isinstance(example_spec['x'], Mapping):
+    columns = self._user_columns
+    if isinstance(example_spec['x'], Mapping) and len(columns):
+      inputs = {rating_posteriors.ITEM_ID: 'item_id', **{c: c for c in columns}}
+      frame = frame[frame.columns.difference(columns)].join(columns, 'user_id')
+    elif isinstance(example_spec['x'], Mapping):
       inputs = {movielens_models.ITEM: 'item_id', movielens_models.USER: 'row'}
       frame = frame.assign(row=self._users.get_indexer(frame['user_id']))
     return tff_partial.from_pandas(

@@ -220,6 +220,80 @@ def test_packing_holds_symmetric_matrices() -> None:
   )
 
 
+# ---- attributes --------------------------------------------------------------
+
+
+def _of_age(clients: Any) -> Any:
+  """The same clients, whose age is known: young, old, and in turn."""
+  return {
+    name: {
+      'x': {
+        'item_id': fields['x'],
+        'age': np.full(len(fields['x']), k % 2, np.int32),
+      },
+      'y': fields['y'],
+    }
+    for k, (name, fields) in enumerate(clients.items())
+  }
+
+
+def test_priors_follow_attributes_as_in_ridge_regression() -> None:
+  """The coefficients are NumPy's; an item without ratings is as expected."""
+  genres = np.random.default_rng(0).normal(size=[_ITEMS, 2])
+  process = algorithms.build_fed_als(
+    _model(user_attributes={'age': 2}), attributes=genres
+  )
+  plain = planted.rate(_COUNTS)
+  clients = _of_age(plain)
+  state = process.initialize()
+  item = planted.global_weights(process, state)['ratings/item'].astype(float)
+  cohort = planted.cohort_of(process, clients, 1)
+  first = planted.run(process, cohort, state).state
+  found = planted.global_weights(process, first)
+  known = np.array([[1, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 1]])
+  users = np.array(
+    [_posterior(**f, item=item, mean=0)[0] for f in plain.values()]
+  )
+  wanted = np.linalg.solve(
+    known.T @ known + np.diag([0, 1, 1]), known.T @ users
+  )
+  np.testing.assert_allclose(found['ratings/user_mean'], wanted[0], atol=1e-4)
+  np.testing.assert_allclose(found['ratings/of_age'], wanted[1:], atol=1e-4)
+  # The second round expects items by those of the first.
+  second = planted.run(process, cohort, first).state
+  after = planted.global_weights(process, second)['ratings/item']
+  rated = np.unique(np.concatenate([f['x'] for f in plain.values()]))
+  never = np.setdiff1d(np.arange(_ITEMS), rated)
+  assert len(never)
+  a = np.column_stack([np.ones(_ITEMS), genres])
+  coefficients = np.linalg.solve(
+    a[rated].T @ a[rated] + np.diag([0, 1, 1]),
+    a[rated].T @ found['ratings/item'][rated],
+  )
+  np.testing.assert_allclose(after[never], a[never] @ coefficients, atol=1e-4)
+
+
+def test_a_user_without_ratings_is_as_its_attributes_say() -> None:
+  model = _model(user_attributes={'age': 2})
+  measuring = algorithms.build_fed_als_eval(model, split=splits.first(0))
+  (value,) = planted.cohort_of(measuring, _of_age(planted.rate({'a': 3})), 1)
+  weights = dict(measuring.model.initial_weights(tiers.GLOBAL, [0, 0]))
+  weights['ratings/user_mean'] = np.array([1.0, 2, 3], np.float32)
+  weights['ratings/of_age'] = np.array([[1.0, 0, -1], [9, 9, 9]], np.float32)
+  own = measuring.personalise(
+    planted.as_model_weights(weights),
+    measuring.initialize_client([0, 0]),
+    value,
+  )
+  np.testing.assert_allclose(own['ratings/user'], [2, 2, 2], atol=1e-6)
+
+
+def test_attributes_that_do_not_fit_are_refused() -> None:
+  for wrong in (np.zeros([_ITEMS + 1, 2]), np.full([_ITEMS, 1], np.nan)):
+    with pytest.raises(SettingError, match='attributes'):
+      algorithms.build_fed_als(_model(), attributes=wrong)
+
+
 # ---- what is refused ---------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ but a client's own earlier part is not replaced.
 import collections
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_partial import aggregators
@@ -35,6 +36,7 @@ from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import private_items
 from tff_partial.templates import rating_posteriors as posteriors
 from tff_partial.tiers import GLOBAL
 
@@ -43,6 +45,7 @@ def build_fed_als(
   model: models.PartialModel,
   *,
   memory: float = 0.0,
+  attributes: np.ndarray | None = None,
 ) -> PartialProcess:
   """Build variational federated alternating least squares.
 
@@ -50,18 +53,27 @@ def build_fed_als(
     model: The model, from `templates.rating_posteriors.build_model`.
     memory: Weight of the sums of earlier rounds, from 0, for cohorts of all
       clients, to less than 1: about `1 - cohort / clients`.
+    attributes: Attributes of items, `[items, width]`, about from 0 to 1, such
+      as genres: the mean of an item's prior follows them, so that also an item
+      without ratings has one. Those of users are in the model.
 
   Example:
     >>> model = templates.rating_posteriors.build_model(1_000, 20)
     >>> process = algorithms.build_fed_als(model)
 
   Raises:
-    SettingError: If the memory is not possible, or the model is another.
+    SettingError: If the memory is not possible, the model is another, or the
+      attributes do not fit it.
   """
   posteriors.check_model(model)
   check_memory(memory)
   num_items, size = model.specs(GLOBAL)[posteriors.ITEM].shape
   packing = posteriors.Packing(size)
+  known = private_items.checked(attributes, num_items)
+  specs = model.specs(GLOBAL)
+  of_user = 1 + sum(
+    specs[name].shape[0] for name in posteriors.tables_of(specs)
+  )
 
   def first_state(model: models.PartialModel) -> Any:
     del model
@@ -70,7 +82,8 @@ def build_fed_als(
         number=tf.zeros([]),
         examples=tf.zeros([]),
         error=tf.zeros([]),
-        mean=tf.zeros([size]),
+        known=tf.zeros([of_user, of_user]),
+        mean=tf.zeros([of_user, size]),
         square=tf.zeros([size, size]),
       ),
       items=tf.zeros([num_items, packing.number + size]),
@@ -97,7 +110,7 @@ def build_fed_als(
         lambda client: _item_sums(client, packing),
         join=aggregators.SumOfRowsFactory(num_items),
         update=lambda server, found: _update_items(
-          server, found, memory, packing
+          server, found, memory, packing, known
         ),
       ),
     ],
@@ -137,11 +150,13 @@ def _user_sums(client: ClientContext) -> Any:
   mean, covariance = posteriors.moments(client)
   number = tf.reduce_sum(client.example_weights)
   counts = tf.cast(number > 0, tf.float32)
+  known = counts * posteriors.known_of(client)
   return collections.OrderedDict(
     number=counts,
     examples=number,
     error=tf.reduce_sum(posteriors.excess(client)),
-    mean=counts * mean,
+    known=known[:, None] * known,
+    mean=known[:, None] * mean,
     square=counts * (mean[:, None] * mean + covariance),
   )
 
@@ -162,7 +177,7 @@ def _item_sums(client: ClientContext, packing: posteriors.Packing) -> Any:
   weights = tf.stack([tf.ones_like(labels), labels], 1)
   weights *= client.example_weights[:, None]
   return collections.OrderedDict(
-    ids=tf.where(client.is_real, client.examples['x'], 0),
+    ids=tf.where(client.is_real, posteriors.items_of(client.examples['x']), 0),
     weights=tf.where(is_real, weights, 0.0),
     parts=tf.stack(
       [
@@ -179,15 +194,25 @@ def _update_priors(server: Server, found: Any, memory: float) -> Server:
     lambda old, new: memory * old + new, server.state['users'], found
   )
   number = tf.maximum(sums['number'], 1.0)
-  mean = sums['mean'] / number
-  covariance = sums['square'] / number - mean[:, None] * mean
+  known, right, square = (
+    tf.cast(sums[name], tf.float64) for name in ('known', 'mean', 'square')
+  )
+  has_any = sums['number'] > square.shape[0]
+  known = tf.where(has_any, known, tf.eye(known.shape[0], dtype=known.dtype))
+  means = tf.linalg.solve(known + private_items.ridge(known.shape[0]), right)
+  explained = tf.matmul(right, means, transpose_a=True)
+  fitted = tf.matmul(means, tf.matmul(known, means), transpose_a=True)
+  covariance = square - explained - tf.transpose(explained) + fitted
+  covariance /= tf.cast(number, tf.float64)
   noise = sums['error'] / tf.maximum(sums['examples'], 1.0)
-  covariance = tf.cast(covariance, tf.float64)
-  has_any = sums['number'] > mean.shape[0]
-  unit = tf.eye(mean.shape[0], dtype=tf.float64)
+  unit = tf.eye(square.shape[0], dtype=tf.float64)
   precision = tf.linalg.inv(tf.where(has_any, covariance, unit))
+  tables = posteriors.tables_of(server.weights[GLOBAL])
+  sizes = [server.weights[GLOBAL][name].shape[0] for name in tables]
+  mean, *of_values = tf.split(means, [1, *sizes])
   new = {
-    posteriors.USER_MEAN: mean,
+    posteriors.USER_MEAN: mean[0],
+    **dict(zip(tables, of_values, strict=True)),
     posteriors.USER_PRECISION: noise * tf.cast(precision, tf.float32),
     posteriors.NOISE: noise,
   }
@@ -196,7 +221,11 @@ def _update_priors(server: Server, found: Any, memory: float) -> Server:
 
 
 def _update_items(
-  server: Server, found: tf.Tensor, memory: float, packing: posteriors.Packing
+  server: Server,
+  found: tf.Tensor,
+  memory: float,
+  packing: posteriors.Packing,
+  known: np.ndarray,
 ) -> Server:
   """Solve for the items' posteriors from sums over their raters."""
   sums = memory * server.state['items'] + found
@@ -205,25 +234,44 @@ def _update_items(
   totals = tf.cast(sums, tf.float64)
   square = packing.unpack(totals[:, : packing.number])
   right = totals[:, packing.number :]
-  mean = tf.cast(weights[posteriors.ITEMS_MEAN], tf.float64)
-  precision = tf.cast(weights[posteriors.ITEMS_PRECISION], tf.float64)
+  mean, precision = _items_prior(server, packing, known)
   inverse = tf.linalg.inv(square + precision)
-  item = tf.linalg.matvec(inverse, right + tf.linalg.matvec(precision, mean))
-  # The prior of the next round, from the items that were rated.
-  is_rated = tf.cast(square[:, 0, 0] > 0, tf.float64)
-  number = tf.maximum(tf.reduce_sum(is_rated), 1.0)
-  mean = tf.reduce_sum(is_rated[:, None] * item, 0) / number
-  centred = (item - mean) * is_rated[:, None]
-  spread = tf.matmul(centred, centred, transpose_a=True)
-  spread += noise * tf.reduce_sum(inverse * is_rated[:, None, None], 0)
-  unit = tf.eye(packing.size, dtype=tf.float64)
-  has_any = tf.reduce_sum(is_rated) > 0
-  spread = tf.where(has_any, spread / number, unit)
+  item = tf.linalg.matvec(inverse, right + tf.matmul(mean, precision))
   new = {
     posteriors.ITEM: item,
     posteriors.COVARIANCE: packing.pack(noise * inverse),
-    posteriors.ITEMS_MEAN: mean,
-    posteriors.ITEMS_PRECISION: noise * tf.linalg.inv(spread),
   }
   state = collections.OrderedDict(server.state, items=sums)
-  return server.with_solved(new, state, has_any)
+  return server.with_solved(new, state, tf.reduce_any(square[:, 0, 0] > 0))
+
+
+def _items_prior(
+  server: Server, packing: posteriors.Packing, known: np.ndarray
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Estimate the items' prior from the posteriors of the round before.
+
+  Args:
+    server: The server before the round's sums.
+    packing: The form of the covariances.
+    known: Attributes, `[items, width]`.
+
+  Returns:
+    Means, `[items, size]`, and the precision in units of the noise's,
+    `[size, size]`; zeros and the unit matrix before the first round.
+  """
+  weights = server.weights[GLOBAL]
+  item = tf.cast(weights[posteriors.ITEM], tf.float64)
+  is_rated = tf.cast(server.state['items'][:, :1] > 0, tf.float64)
+  has_any = tf.reduce_any(is_rated > 0)
+  number = tf.maximum(tf.reduce_sum(is_rated), 1.0)
+  known = tf.concat([tf.ones_like(is_rated), known], 1)
+  mean = private_items.regressed(known, item, is_rated)
+  centred = is_rated * (item - mean)
+  spread = tf.matmul(centred, centred, transpose_a=True)
+  held = tf.cast(weights[posteriors.COVARIANCE], tf.float64)
+  spread += packing.unpack(tf.reduce_sum(is_rated * held, 0))
+  unit = tf.eye(packing.size, dtype=tf.float64)
+  noise = tf.cast(weights[posteriors.NOISE], tf.float64)
+  precision = noise * tf.linalg.inv(tf.where(has_any, spread / number, unit))
+  precision = tf.where(has_any, precision, unit)
+  return tf.where(has_any, mean, 0.0), precision

@@ -37,6 +37,7 @@ from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.dp import clipping
 from tff_partial.errors import PrivacyError
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -90,6 +91,11 @@ def build_fed_als_private(
       'the plan FixedClip(1.0); with the binaries --dp=central and --clip=1.'
     )
   clients = mechanism.clients_per_round
+  if posteriors.tables_of(model.specs(GLOBAL)):
+    raise SettingError(
+      'build_fed_als_private: nothing is learned of what attributes of users '
+      'say. Make the model without user_attributes.'
+    )
   num_items, size = model.specs(GLOBAL)[posteriors.ITEM].shape
   items = PrivateItems(num_items, size - 1, attributes)
   # Of a mean of messages that are as long as the clip.
@@ -145,7 +151,7 @@ def _message(client: ClientContext, items: PrivateItems) -> Any:
   )
   # Residuals times the user's vector, less what its uncertainty adds to the
   # second moments.
-  ids = tf.where(is_real, client.examples['x'], 0)
+  ids = tf.where(is_real, posteriors.items_of(client.examples['x']), 0)
   item = tf.gather(client.weight(GLOBAL, posteriors.ITEM), ids)
   learned = slice(1, items.num_factors + 1)
   slopes = error[:, None] * mean[learned] - tf.matmul(

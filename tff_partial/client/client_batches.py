@@ -81,7 +81,8 @@ class Batches:
     Args:
       step: int32, the index of the step.
     """
-    epoch, place = step // self._per_epoch, step % self._per_epoch
+    number = tf.maximum(self._per_epoch, 1)  # An exact solve may have none.
+    epoch, place = step // number, step % number
     within = tf.range(
       self._capacity if self._static_size is None else self._static_size
     )

@@ -26,10 +26,52 @@ _POWER = -0.35
 # start, and at least.
 _FIRST, _LEAST = (0.15, 0.05), (0.005, 0.002)
 # Rounds of estimating these variances, and the ridge of the regression.
-_ESTIMATES, _RIDGE = 4, 1.0
+_ESTIMATES, _RIDGE, _TINY = 4, 1.0, 1e-9
 # Standard deviations of first vectors, and of what a user's taste for an
 # attribute adds to a rating, in stars.
 _FIRST_SCALE, TASTE_SCALE = 0.1, 0.25
+
+
+def checked(attributes: np.ndarray | None, num_items: int) -> np.ndarray:
+  """Return attributes of items as float64; of width 0 for None.
+
+  Args:
+    attributes: Attributes, `[items, width]`.
+    num_items: Number of items.
+
+  Raises:
+    SettingError: If they are not of this shape, or not finite.
+  """
+  if attributes is None:
+    attributes = np.zeros([num_items, 0])
+  found = np.asarray(attributes, np.float64)
+  if (
+    found.shape != (num_items, found.shape[-1]) or not np.isfinite(found).all()
+  ):
+    raise SettingError(
+      f'attributes: expected finite numbers, [{num_items}, width], a row for '
+      f'each item, found {list(found.shape)}.'
+    )
+  return found
+
+
+def ridge(number: int) -> tf.Tensor:
+  """Return the ridge of a regression whose first column is a constant."""
+  return _RIDGE * (1.0 - np.eye(number, 1)) * np.eye(number)
+
+
+def regressed(known: tf.Tensor, found: tf.Tensor, weight: Any) -> tf.Tensor:
+  """Return what a weighted regression on attributes expects, `[items, number]`.
+
+  Args:
+    known: Attributes, a constant first, `[items, width]`.
+    found: What they are to predict, `[items, number]`.
+    weight: Weights of the items, `[items, 1]`.
+  """
+  left = tf.matmul(known * weight, known, transpose_a=True)
+  left += ridge(known.shape[1]) + _TINY * np.eye(known.shape[1])
+  right = tf.matmul(known * weight, found, transpose_a=True)
+  return tf.matmul(known, tf.linalg.solve(left, right))
 
 
 class PrivateItems:
@@ -54,18 +96,12 @@ class PrivateItems:
     Raises:
       SettingError: If the attributes do not fit.
     """
-    if attributes is None:
-      attributes = np.zeros([num_items, 0])
-    self.attributes = np.asarray(attributes, np.float64)
-    width = self.attributes.shape[-1]
-    is_fit = (
-      self.attributes.shape == (num_items, width) and width <= num_columns
-    )
-    if not (is_fit and np.isfinite(self.attributes).all()):
+    self.attributes = checked(attributes, num_items)
+    width = self.attributes.shape[1]
+    if width > num_columns:
       raise SettingError(
-        f'attributes: expected finite [{num_items}, at most {num_columns}], a '
-        'row for each item and a factor of the model for each column, found '
-        f'{list(self.attributes.shape)}.'
+        f'attributes: {width} columns, but the model has {num_columns} factors.'
+        ' Give it one for each column, and more for those that are learned.'
       )
     self.num_items = num_items
     self.num_factors = num_columns - width
@@ -151,17 +187,13 @@ class PrivateItems:
     """
     popular = tf.math.log(tf.maximum(count, 1.0))
     popular = tf.stack([tf.ones_like(count), popular, popular**2], 1)
-    known = tf.concat([tf.constant(self.attributes), popular], 1)
-    ridge = _RIDGE * tf.eye(known.shape[1], dtype=tf.float64)
+    known = tf.concat([popular, self.attributes], 1)
     first, least = (each[0 if is_bias else 1] for each in (_FIRST, _LEAST))
     prior = tf.constant(first, tf.float64)
     expected = tf.zeros_like(estimate)
     for _ in range(_ESTIMATES):
       weight = 1.0 / (doubt + prior)
-      left = tf.matmul(known * weight[:, None], known, transpose_a=True) + ridge
-      right = tf.linalg.matvec(known, weight * estimate, transpose_a=True)
-      solved = tf.linalg.solve(left, right[:, None])[:, 0]
-      expected = tf.linalg.matvec(known, solved)
+      expected = regressed(known, estimate[:, None], weight[:, None])[:, 0]
       beyond = (estimate - expected) ** 2 - doubt
       prior = tf.reduce_sum(weight**2 * beyond) / tf.reduce_sum(weight**2)
       prior = tf.maximum(prior, least)

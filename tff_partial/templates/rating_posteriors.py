@@ -8,7 +8,7 @@ learns them. A user whose ratings follow the model less than others' has wider
 error bars: a factor on its variances is a local weight, too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +27,8 @@ from tff_partial.solvers.exact import Prior
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
+# Name of the input with items' ids, where there are others.
+ITEM_ID = 'item_id'
 # Names of the outputs; the last is the part of the variance that is due to what
 # is not known of the user.
 RATING, VARIANCE, OF_USER = 'rating', 'variance', 'variance_of_user'
@@ -36,9 +38,9 @@ USER, SPREAD = f'{LAYER}/user', f'{LAYER}/user_spread'
 SCALE, _SCALE_PRIOR = f'{LAYER}/user_scale', 20.0
 ITEM, COVARIANCE = f'{LAYER}/item', f'{LAYER}/item_covariance'
 USER_MEAN, USER_PRECISION = f'{LAYER}/user_mean', f'{LAYER}/user_precision'
-ITEMS_MEAN = f'{LAYER}/items_mean'
-ITEMS_PRECISION = f'{LAYER}/items_precision'
 NOISE = f'{LAYER}/noise'
+# Prefix of a table of what users' values of an attribute add to their mean.
+_OF = f'{LAYER}/of_'
 # The mean rating, and the size of one unit of all other weights.
 MEAN, UNIT = f'{LAYER}/mean', f'{LAYER}/unit'
 
@@ -100,6 +102,7 @@ class RatingPosterior(tf.keras.layers.Layer):
     mean: float = 0.0,
     unit: float = 1.0,
     initial_scale: float = 0.1,
+    user_attributes: Mapping[str, int] | None = None,
     **kwargs: Any,
   ):
     """Initialize the layer.
@@ -110,6 +113,7 @@ class RatingPosterior(tf.keras.layers.Layer):
       mean: The mean rating.
       unit: Number by which ratings are divided before anything else.
       initial_scale: Standard deviation of the first values of items' vectors.
+      user_attributes: As for `build_model`.
       **kwargs: Arguments of all layers, such as the name.
     """
     super().__init__(**kwargs)
@@ -118,6 +122,7 @@ class RatingPosterior(tf.keras.layers.Layer):
     self.mean = mean
     self.unit = unit
     self.initial_scale = initial_scale
+    self.user_attributes = dict(user_attributes or {})
     self.packing = Packing(num_factors + 1)
 
   def build(self, input_shape: tf.TensorShape) -> None:
@@ -134,9 +139,9 @@ class RatingPosterior(tf.keras.layers.Layer):
     )
     # Priors: precisions are in units of the noise's.
     self.user_mean = add('user_mean', [size], 'zeros')
+    for name, number in self.user_attributes.items():
+      setattr(self, f'of_{name}', add(f'of_{name}', [number, size], 'zeros'))
     self.user_precision = add('user_precision', [size, size], 'identity')
-    self.items_mean = add('items_mean', [size], 'zeros')
-    self.items_precision = add('items_precision', [size, size], 'identity')
     self.noise = add('noise', [], 'ones')
     constant = tf.keras.initializers.Constant(self.mean)
     self.mean_rating = add('mean', [], constant)
@@ -147,8 +152,9 @@ class RatingPosterior(tf.keras.layers.Layer):
     self.user_scale = add('user_scale', [], 'ones')
     super().build(input_shape)
 
-  def call(self, items: tf.Tensor) -> dict[str, tf.Tensor]:
+  def call(self, inputs: Any) -> dict[str, tf.Tensor]:
     """Return mean and variances of each item's rating, `[batch]` each."""
+    items = items_of(inputs)
     item = tf.gather(self.item, items)
     of_item = with_one(item)
     rating = item[:, 0] + tf.linalg.matvec(of_item, self.user)
@@ -181,7 +187,13 @@ class RatingPosterior(tf.keras.layers.Layer):
       'mean': self.mean,
       'unit': self.unit,
       'initial_scale': self.initial_scale,
+      'user_attributes': self.user_attributes,
     }
+
+
+def items_of(inputs: Any) -> tf.Tensor:
+  """Return the items' ids among a model's inputs."""
+  return inputs[ITEM_ID] if isinstance(inputs, Mapping) else inputs
 
 
 def with_one(vectors: tf.Tensor) -> tf.Tensor:
@@ -201,6 +213,7 @@ def build_model(
   mean: float = 0.0,
   unit: float = 1.0,
   initial_scale: float = 0.1,
+  user_attributes: Mapping[str, int] | None = None,
   metrics: Metrics = list,
   seed: int = 0,
 ) -> models.PartialModel:
@@ -213,6 +226,10 @@ def build_model(
     unit: The size of one star: ratings are divided by it, so that the first
       priors fit any scale.
     initial_scale: Standard deviation of the first values of items' vectors.
+    user_attributes: What is known of users, such as their occupation, which
+      the mean of their prior follows: name to the number of values. Inputs are
+      then a mapping of `ITEM_ID` and, by these names, of the user's values,
+      from 0, the same for all of its ratings. They stay at the client.
     metrics: Makes metrics of labels and predictions, which are a mapping of
       `RATING`, `VARIANCE` and `OF_USER`.
     seed: Draws the first values.
@@ -227,16 +244,19 @@ def build_model(
     )
 
   def build() -> tf.keras.Model:
-    items = tf.keras.Input([], dtype=tf.int32, name='item_id')
+    names = (ITEM_ID, *(user_attributes or ()))
+    inputs: Any = {n: tf.keras.Input([], dtype=tf.int32, name=n) for n in names}
+    inputs = inputs if user_attributes else inputs[ITEM_ID]
     layer = RatingPosterior(
       num_items,
       num_factors,
       mean=mean,
       unit=unit,
       initial_scale=initial_scale,
+      user_attributes=user_attributes,
       name=LAYER,
     )
-    return tf.keras.Model(items, layer(items), name='rating_posterior')
+    return tf.keras.Model(inputs, layer(inputs), name='rating_posterior')
 
   return keras_models.from_keras(
     build,
@@ -316,9 +336,31 @@ def posterior_phases(on: splits.Part = splits.everything()) -> list[Phase]:
   ]
 
 
+def tables_of(weights: Mapping[str, Any]) -> list[str]:
+  """Return the names of the tables of users' attributes among others."""
+  return [name for name in weights if name.startswith(_OF)]
+
+
+def known_of(client: ClientContext) -> tf.Tensor:
+  """Return what is known of a user: 1, then 1 for each of its values."""
+  known, x = [tf.ones([1])], client.examples['x']
+  for table in tables_of(client.weights[GLOBAL]):
+    number = client.weight(GLOBAL, table).shape[0]
+    known.append(tf.one_hot(x[table.removeprefix(_OF)][0], number))
+  return tf.concat(known, 0)
+
+
 def _prior(client: ClientContext) -> Prior:
+  tables = tables_of(client.weights[GLOBAL])
+  means = tf.concat(
+    [
+      client.weight(GLOBAL, USER_MEAN)[None],
+      *(client.weight(GLOBAL, name) for name in tables),
+    ],
+    0,
+  )
   return Prior(
-    {USER: client.weight(GLOBAL, USER_MEAN)},
+    {USER: tf.linalg.matvec(means, known_of(client), transpose_a=True)},
     client.weight(GLOBAL, USER_PRECISION),
   )
 
@@ -328,7 +370,7 @@ def _item_uncertainty(client: ClientContext) -> tf.Tensor:
   batch = batch_of(client)
   user = with_one(client.weight(LOCAL, USER))
   packing = Packing(user.shape[0])
-  held = tf.gather(client.weight(GLOBAL, COVARIANCE), batch.x)
+  held = tf.gather(client.weight(GLOBAL, COVARIANCE), items_of(batch.x))
   weight = tf.where(batch.is_real, batch.weight, 0.0)
   number = tf.reduce_sum(tf.cast(batch.is_real, tf.float32))
   total = packing.unpack(tf.linalg.matvec(held, weight, transpose_a=True))

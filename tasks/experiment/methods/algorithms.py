@@ -65,7 +65,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_als_private': building.Algorithm(
     reconstructing.fed_als_private,
     reconstructing.fed_als_eval,
-    user=tasks_lib.POSTERIOR,
+    user=tasks_lib.PUBLIC_POSTERIOR,
     personal=lambda local: (
       tff_partial.templates.rating_posteriors.posterior_phases()[0]
     ),

@@ -63,7 +63,9 @@ def fed_recon_fine_tuning_eval(
 def fed_als(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_fed_als(model, memory=run.memory)
+  return tff_partial.algorithms.build_fed_als(
+    model, memory=run.memory, attributes=run.task.item_columns()
+  )
 
 
 def fed_als_private(
