@@ -186,14 +186,14 @@ class Config(Options):
         raise OptionError(
           f'--{flag}: only {" and ".join(names)} reads it. Leave it out.'
         )
-    unread = {'biases': False, 'l2': 0.0, 'initial_scale': None}
-    for flag, usual in unread.items() if 'fed_als' in self.algorithm else ():
-      value = getattr(self.task, flag, usual)
-      if value not in (usual, getattr(type(self.task), flag, usual)):
-        raise OptionError(
-          f'{flag}={value}: {self.algorithm} always has biases, and estimates '
-          'how far weights spread. Leave it out.'
-        )
+    if self.algorithm.startswith('fed_als'):
+      for flag in ('biases', 'l2', 'initial_scale'):
+        value = getattr(self.task, flag, None)
+        if value != getattr(type(self.task), flag, None):
+          raise OptionError(
+            f'{flag}={value}: {self.algorithm} always has biases, and estimates '
+            'how far weights spread. Leave it out.'
+          )
     for choice in self._unread():
       raise OptionError(
         f'{choice.argument}={choice.value}: the algorithm {self.algorithm} '

@@ -309,7 +309,9 @@ class MovieLens(MeasuredByProtocol):
     columns = self._user_columns
     if isinstance(example_spec['x'], Mapping) and len(columns):
       inputs = {rating_posteriors.ITEM_ID: 'item_id', **{c: c for c in columns}}
-      frame = frame[frame.columns.difference(columns)].join(columns, 'user_id')
+      frame = frame[frame.columns.difference(list(columns))].join(
+        columns, 'user_id'
+      )
     elif isinstance(example_spec['x'], Mapping):
       inputs = {movielens_models.ITEM: 'item_id', movielens_models.USER: 'row'}
       frame = frame.assign(row=self._users.get_indexer(frame['user_id']))

@@ -26,6 +26,7 @@ from tff_partial.exporting import exports
 from tff_partial.exporting import running
 from tff_partial.exporting.errors import ExportError
 from tff_partial.model import models
+from tff_partial.templates import rating_posteriors
 
 _SIZE, _COUNT = 12, 7
 _PHASE = tff_partial.Phase(batch_size=3, epochs=2, shuffle=True)
@@ -173,6 +174,42 @@ def test_a_device_solves_as_the_simulation_does(kind, tmp_path):
       np.testing.assert_allclose(
         found[name], case.expected[variable], rtol=0, atol=1e-5
       )
+
+
+@pytest.mark.slow
+def test_a_device_has_the_intervals_of_the_simulation(tmp_path):
+  draw = np.random.default_rng(0)
+  model = rating_posteriors.build_model(9, 2)
+  process = tff_partial.algorithms.build_fed_als(model)
+  ratings = {
+    f'u{k}': {
+      'x': draw.integers(0, 9, 6).astype(np.int32),
+      'y': draw.normal(size=6).astype(np.float32),
+    }
+    for k in range(12)
+  }
+  clients = tff_partial.pack(ratings, process.example_spec)
+  result = tff_partial.train(process, clients, rounds=3, clients_per_round=12)
+  exported = tff_partial.export(
+    model,
+    result.best_weights,
+    tmp_path / 'device',
+    reconstruction=result,
+    num_support=8,
+  )
+  items = np.arange(9, dtype=np.int32)
+  # As a client that did not take part.
+  new = tff_partial.pack({'new': ratings['u3']}, process.example_spec)
+  low, high = tff_partial.Predictor(result, new).interval('new', items)
+  padded = {k: running.padded(v, 8) for k, v in ratings['u3'].items()}
+  for path in exported.paths.values():
+    device = running.load(path)
+    own = device['reconstruct'](**padded, count=np.int32(6))
+    found = device['predict'](x=items, **own)
+    half = rating_posteriors.half_width(found['predictions_variance'], 0.8)
+    rating = found['predictions_rating']
+    np.testing.assert_allclose(rating - half, low, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(rating + half, high, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -199,6 +199,14 @@ def test_numbers_of_other_kinds_become_pythons():
       lambda: parse(['--task=emnist', '--model=lstm']),
       '--model=lstm: choose one of linear, dense, cnn',
     ),
+    (
+      lambda: parse(['--algorithm=fed_als', '--biases']),
+      'biases=True: fed_als always has biases',
+    ),
+    (
+      lambda: parse(['--user_attributes']),
+      '--user_attributes: only fed_als reads it',
+    ),
     (lambda: from_recipe('dmo'), 'Did you mean demo?'),
     (lambda: from_recipe('demo', runds=3), 'Did you mean --rounds?'),
     (lambda: parse(['--runds=3']), 'runds'),
