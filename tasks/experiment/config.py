@@ -191,8 +191,8 @@ class Config(Options):
         value = getattr(self.task, flag, None)
         if value != getattr(type(self.task), flag, None):
           raise OptionError(
-            f'{flag}={value}: {self.algorithm} always has biases, and estimates '
-            'how far weights spread. Leave it out.'
+            f'{flag}={value}: {self.algorithm} always has biases, and '
+            'estimates how far weights spread. Leave it out.'
           )
     for choice in self._unread():
       raise OptionError(
