@@ -13,6 +13,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
+from tff_partial.solvers.triangles import Packing
 from tff_partial.templates import rating_posteriors
 
 _ITEMS, _FACTORS = planted.NUM_ITEMS, 2
@@ -100,7 +101,7 @@ def test_a_round_is_that_of_numpy() -> None:
   np.testing.assert_allclose(found['ratings/item'], wanted, atol=1e-4)
   # Four users are too few for a prior of three numbers and the noise.
   np.testing.assert_allclose(found['ratings/noise'], noise, rtol=1e-4)
-  packing = rating_posteriors.Packing(_SIZE)
+  packing = Packing(_SIZE)
   covariance = packing.unpack(tf.constant(found['ratings/item_covariance']))
   np.testing.assert_allclose(
     covariance, noise * np.linalg.inv(left + precision), atol=1e-4
@@ -211,7 +212,7 @@ def test_coverage_counts_ratings_within_the_interval_by_hand() -> None:
 
 
 def test_packing_holds_symmetric_matrices() -> None:
-  packing = rating_posteriors.Packing(2)
+  packing = Packing(2)
   matrix = tf.constant([[1.0, 2.0], [2.0, 3.0]])
   np.testing.assert_array_equal(packing.pack(matrix), [1, 2, 3])
   np.testing.assert_array_equal(packing.unpack(packing.pack(matrix)), matrix)

@@ -36,6 +36,7 @@ from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.solvers.triangles import Packing
 from tff_partial.templates import private_items
 from tff_partial.templates import rating_posteriors as posteriors
 from tff_partial.tiers import GLOBAL
@@ -68,7 +69,7 @@ def build_fed_als(
   posteriors.check_model(model)
   check_memory(memory)
   num_items, size = model.specs(GLOBAL)[posteriors.ITEM].shape
-  packing = posteriors.Packing(size)
+  packing = Packing(size)
   known = private_items.checked(attributes, num_items)
   specs = model.specs(GLOBAL)
   of_user = 1 + sum(
@@ -161,7 +162,7 @@ def _user_sums(client: ClientContext) -> Any:
   )
 
 
-def _item_sums(client: ClientContext, packing: posteriors.Packing) -> Any:
+def _item_sums(client: ClientContext, packing: Packing) -> Any:
   """Return a row for each rating: the normal equations of its item."""
   mean, covariance = posteriors.moments(client)
   second = mean[:, None] * mean + covariance
@@ -224,7 +225,7 @@ def _update_items(
   server: Server,
   found: tf.Tensor,
   memory: float,
-  packing: posteriors.Packing,
+  packing: Packing,
   known: np.ndarray,
 ) -> Server:
   """Solve for the items' posteriors from sums over their raters."""
@@ -246,7 +247,7 @@ def _update_items(
 
 
 def _items_prior(
-  server: Server, packing: posteriors.Packing, known: np.ndarray
+  server: Server, packing: Packing, known: np.ndarray
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Estimate the items' prior from the posteriors of the round before.
 

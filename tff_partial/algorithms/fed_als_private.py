@@ -41,6 +41,7 @@ from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.solvers.triangles import Packing
 from tff_partial.templates import rating_posteriors as posteriors
 from tff_partial.templates.private_items import PrivateItems
 from tff_partial.tiers import GLOBAL
@@ -206,7 +207,7 @@ def _update(
   error = tf.maximum(error, _LEAST_NOISE)
   noise += share * (error - noise)
   noise = tf.where(is_first, _NOISE, noise)
-  packing = posteriors.Packing(item.shape[1])
+  packing = Packing(item.shape[1])
   covariance = tf.linalg.diag(
     tf.pad(variance, [[0, 0], [0, item.shape[1] - learned]])
   )

@@ -7,6 +7,7 @@ __all__ = [
   'exact',
   'linear_systems',
   'newton',
+  'triangles',
 ]
 
 __getattr__ = _lazily.importer(__name__, __all__)

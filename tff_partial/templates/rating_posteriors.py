@@ -11,7 +11,6 @@ error bars: a factor on its variances is a local weight, too.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 from scipy import stats
 import tensorflow as tf
 
@@ -24,6 +23,7 @@ from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.solvers.exact import Exact
 from tff_partial.solvers.exact import Prior
+from tff_partial.solvers.triangles import Packing
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
@@ -45,46 +45,6 @@ _OF = f'{LAYER}/of_'
 MEAN, UNIT = f'{LAYER}/mean', f'{LAYER}/unit'
 
 Metrics: TypeAlias = Callable[[], Sequence[tf.keras.metrics.Metric]]
-
-
-class Packing:
-  """Symmetric matrices as their lower triangles.
-
-  Attributes:
-    size: Number of rows of a matrix.
-    number: Number of entries of a triangle.
-  """
-
-  def __init__(self, size: int):
-    """Assign a number to each entry."""
-    self.size = size
-    self._places = np.tril_indices(size)
-    self.number = len(self._places[0])
-    self._entry = np.zeros([size, size], np.int32)
-    self._entry[self._places] = np.arange(self.number)
-    self._entry.T[self._places] = np.arange(self.number)
-
-  def pack(self, matrices: tf.Tensor) -> tf.Tensor:
-    """Return the triangles of matrices `[..., size, size]`."""
-    rows, columns = self._places
-    shape = tf.concat([tf.shape(matrices)[:-2], [self.size**2]], 0)
-    return tf.gather(
-      tf.reshape(matrices, shape), rows * self.size + columns, axis=-1
-    )
-
-  def dot(self, triangles: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
-    """Return the sums of products of entries with those of one matrix.
-
-    Args:
-      triangles: Triangles of other matrices, `[number, entries]`.
-      matrix: Symmetric, `[size, size]`.
-    """
-    twice = 2.0 - tf.eye(self.size)
-    return tf.linalg.matvec(triangles, self.pack(twice * matrix))
-
-  def unpack(self, triangles: tf.Tensor) -> tf.Tensor:
-    """Return the matrices of triangles `[..., number]`."""
-    return tf.gather(triangles, self._entry, axis=-1)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
