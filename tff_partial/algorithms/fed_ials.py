@@ -36,8 +36,8 @@ from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.solvers.triangles import Packing
 from tff_partial.templates import implicit_factors as factors
-from tff_partial.templates import rating_posteriors
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
@@ -67,7 +67,7 @@ def build_fed_ials(
   weighting.check()
   check_memory(memory)
   num_items, size = model.specs(GLOBAL)[factors.ITEM].shape
-  packing = rating_posteriors.Packing(size)
+  packing = Packing(size)
 
   def add_users(server: Server, found: Any) -> Server:
     sums = {name: memory * server.state[name] + found[name] for name in found}
@@ -108,7 +108,7 @@ def build_fed_ials(
   )
 
 
-def _first_state(num_items: int, packing: rating_posteriors.Packing) -> Any:
+def _first_state(num_items: int, packing: Packing) -> Any:
   """Return the sums over users, and over the users of each item."""
   return collections.OrderedDict(
     number=tf.zeros([]),
@@ -118,7 +118,7 @@ def _first_state(num_items: int, packing: rating_posteriors.Packing) -> Any:
 
 
 def _of_user(
-  client: ClientContext, packing: rating_posteriors.Packing
+  client: ClientContext, packing: Packing
 ) -> Mapping[str, tf.Tensor]:
   """Return 1 and the outer product of a client's vector; 0 without examples."""
   user = client.weight(LOCAL, factors.USER)
@@ -128,7 +128,7 @@ def _of_user(
   )
 
 
-def _of_items(client: ClientContext, packing: rating_posteriors.Packing) -> Any:
+def _of_items(client: ClientContext, packing: Packing) -> Any:
   """Return for each interaction the same row: the normal equations of items."""
   user = client.weight(LOCAL, factors.USER)
   row = tf.concat([tf.ones([1]), packing.pack(user[:, None] * user), user], 0)
@@ -142,7 +142,7 @@ def _of_items(client: ClientContext, packing: rating_posteriors.Packing) -> Any:
 def _solved(
   state: Mapping[str, tf.Tensor],
   items: tf.Tensor,
-  packing: rating_posteriors.Packing,
+  packing: Packing,
   weighting: factors.Weighting,
 ) -> tf.Tensor:
   """Return the items' vectors, float64 `[items, size]`.
