@@ -69,10 +69,9 @@ def _model() -> Any:
 
 
 def _clients(process: Any, number: int) -> Any:
-  """Whose ratings have errors of two sizes, unlike a normal distribution's."""
+  """Whose errors have longer tails than a normal distribution's."""
   draw = np.random.default_rng(number)
-  size = np.where(draw.random([number, 40]) < 0.75, 0.05, 3.0)
-  values = size * draw.choice([-1.0, 1.0], [number, 40])
+  values = draw.standard_t(2, [number, 40])
   return tff_partial.pack(
     {
       f'u{k}': {
