@@ -22,7 +22,7 @@ def _mass(*bins: float) -> calibration_lib.Calibration:
 
 def test_scores_are_counted_by_hand() -> None:
   """Errors of 0.15, 2.02 and 99 stars at a deviation of 2."""
-  metric = calibration_lib.Scores()
+  metric = calibration_lib.ErrorHistogram()
   metric.update_state(
     tf.constant([3.15, 5.02, 102.0]),
     {

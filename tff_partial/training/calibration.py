@@ -41,7 +41,7 @@ class CalibrationError(errors.UserError, ValueError):
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class Scores(tf.keras.metrics.Metric):
+class ErrorHistogram(tf.keras.metrics.Metric):
   """Histogram of errors in predicted standard deviations, `[bins]`."""
 
   def __init__(self, name: str = 'scores', **kwargs: Any):
@@ -96,7 +96,7 @@ def histograms(
     )
   measured = evaluation_lib.build_evaluation(
     model.with_replaced_predictions(
-      spec, lambda same: same, lambda: [Scores()]
+      spec, lambda same: same, lambda: [ErrorHistogram()]
     ),
     work=[
       *before,
