@@ -15,10 +15,11 @@ def test_popularity_counts_users() -> None:
 
 def test_neighbours_are_shrunk_cosines_of_the_nearest() -> None:
   known = np.array([[1, 0, 1, 0]], np.float32)
-  score = central_rankings.item_neighbours(_TRAIN, 3, 1.0)
+  both = _TRAIN.T @ _TRAIN
+  score = central_rankings.item_neighbours(both, 3, 1.0)
   # 2 / (2 + 1) between 0 and 1, 1 / (2 + 1) between 2 and either.
-  np.testing.assert_allclose(score(known), [[1 / 3, 1, 1 / 3, 0]])
-  score = central_rankings.item_neighbours(_TRAIN, 1, 0.0)
+  np.testing.assert_allclose(score(known), [[1 / 3, 1, 1 / 3, 0]], 1e-6)
+  score = central_rankings.item_neighbours(both, 1, 0.0)
   # Of item 0 only item 1 counts; of item 2 both, which are equally near.
   np.testing.assert_allclose(score(known), [[0.5, 1.5, 0, 0]])
 
