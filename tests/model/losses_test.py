@@ -274,7 +274,7 @@ class _AssignsInside(tf.keras.metrics.Sum):
       {'metrics': lambda: [3]},
       '3 is no metric. Pass Keras metrics, their names, or functions',
     ),
-    ({'metrics': {'a': 'mse'}}, 'Pass `metrics` as a list.*found a dict'),
+    ({'metrics': {'a': 'mse'}}, "metrics: there is no label 'a'"),
     (
       {'metrics': ['mae', 'meanness']},
       "Keras has no metric 'meanness'. Pass one of its names",
@@ -311,6 +311,6 @@ def test_losses_and_metrics_that_cannot_work_are_refused(options, message):
 
 def test_several_outputs_need_the_spec_of_a_label():
   with pytest.raises(
-    models.ModelError, match='The model has several outputs. Pass the spec of'
+    models.ModelError, match='The model has several outputs. Give each a loss'
   ):
     keras_models.from_keras(kinds.two_outputs, loss=kinds.loss_of_two)

@@ -5,7 +5,7 @@ over clients.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any, TypeAlias
 
@@ -16,12 +16,15 @@ from tff_partial.model import keras_3
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_variables
 from tff_partial.model import losses
+from tff_partial.model import outputs
 from tff_partial.model import tracing
+from tff_partial.model import undefined_metrics
 from tff_partial.model.keras_variables import ModelError
 
 # Metrics as for Keras's `compile`, or a callable that makes them.
 Metrics: TypeAlias = (
-  Callable[[], Sequence[tf.keras.metrics.Metric]]
+  Callable[[], Any]
+  | Mapping[Any, Any]
   | Sequence[str | tf.keras.metrics.Metric | Callable[[Any, Any], tf.Tensor]]
   | str
   | tf.keras.metrics.Metric
@@ -80,6 +83,8 @@ class PureMetrics:
     """
     self._specs = (labels, predictions, weight)
     self._given = metrics
+    # The output that each metric measures; None for the structure of all.
+    self._outputs: list[Any] = []
     # In a separate graph Keras numbers unnamed metrics from the start, so their
     # names are the same in every program.
     with tf.__internal__.FuncGraph('metrics').as_default():
@@ -93,7 +98,8 @@ class PureMetrics:
         f'{list(self.names)}. Pass `name=` to the metrics.'
       )
     self._initial = collections.OrderedDict(
-      (metric.name, self._first_state(metric)) for metric in built
+      (metric.name, self._first_state(metric, output))
+      for metric, output in zip(built, self._outputs, strict=True)
     )
 
   def build(self) -> list[tf.keras.metrics.Metric]:
@@ -103,18 +109,30 @@ class PureMetrics:
       given = [given]
     elif callable(given):
       given = given()
-    if not isinstance(given, (list, tuple)):
-      raise ModelError(
-        'Pass `metrics` as a list of Keras metrics, or as a callable that '
-        f'returns one; found a {type(given).__name__}.'
-      )
-    return [self._metric(metric) for metric in given]
+    by_output = given if isinstance(given, Mapping) else {None: given}
+    built = []
+    self._outputs = []
+    for output, wanted in by_output.items():
+      if isinstance(given, Mapping) and not isinstance(wanted, (list, tuple)):
+        wanted = [wanted]
+      if not isinstance(wanted, (list, tuple)):
+        raise ModelError(
+          'Pass `metrics` as a list of Keras metrics, or as a callable that '
+          f'returns one; found a {type(given).__name__}.'
+        )
+      for one in wanted:
+        metric = self._metric(one, outputs.part_of(output, *self._specs[:2]))
+        if output is not None:
+          metric._name = f'{output}_{metric.name}'
+        built.append(metric)
+        self._outputs.append(output)
+    return built
 
-  def _metric(self, given: Any) -> tf.keras.metrics.Metric:
+  def _metric(self, given: Any, specs: Any) -> tf.keras.metrics.Metric:
     """Make a separate metric, as Keras's `compile` would."""
     given = keras_3.as_keras_2(given)
     if isinstance(given, str):
-      return self._named(given)
+      return self._named(given, specs)
     if _is_class(given):
       return given()
     if isinstance(given, tf.keras.metrics.Metric):
@@ -127,13 +145,13 @@ class PureMetrics:
       'of labels and predictions.'
     )
 
-  def _named(self, name: str) -> tf.keras.metrics.Metric:
+  def _named(self, name: str, specs: Any) -> tf.keras.metrics.Metric:
     """Make a metric by its Keras name; `accuracy` depends on the labels."""
     kinds = {'accuracy': 'accuracy', 'acc': 'accuracy'}
     kinds |= {'crossentropy': 'crossentropy', 'ce': 'crossentropy'}
     identifier = name
     if name in kinds:
-      identifier = f'{self._kind_of_labels()}_{kinds[name]}'
+      identifier = f'{_kind_of_labels(specs)}_{kinds[name]}'
     try:
       found = tf.keras.metrics.get(identifier)
     except ValueError:
@@ -148,27 +166,12 @@ class PureMetrics:
       return found
     return tf.keras.metrics.MeanMetricWrapper(found, name=name)
 
-  def _kind_of_labels(self) -> str:
-    """Return the kind of accuracy that Keras would use for these labels."""
-    labels, predictions, _ = self._specs
-    if not isinstance(predictions, tf.TensorSpec) or not isinstance(
-      labels, tf.TensorSpec
-    ):
-      raise ModelError(
-        'The model has several outputs or labels, so that it is not clear '
-        'which accuracy is meant. Pass metrics in a callable.'
-      )
-    if not predictions.shape.rank or predictions.shape[-1] == 1:
-      return 'binary'
-    is_number = labels.shape.rank < predictions.shape.rank
-    if is_number or labels.shape[-1] == 1:
-      return 'sparse_categorical'
-    return 'categorical'
-
-  def _first_state(self, metric: tf.keras.metrics.Metric) -> list[np.ndarray]:
+  def _first_state(
+    self, metric: tf.keras.metrics.Metric, output: Any
+  ) -> list[np.ndarray]:
     """Return a metric's initial state; refuse one that padding changes."""
     with tf.init_scope():
-      self._measure_padding(metric)
+      self._measure_padding(metric, output)
       state = [variable.numpy() for variable in metric.variables]
     # Zeros are no real example, so their measurement may be NaN.
     if any(np.nan_to_num(value).any() for value in state):
@@ -179,21 +182,26 @@ class PureMetrics:
       )
     return [np.zeros_like(value) for value in state]
 
-  def _measure_padding(self, metric: tf.keras.metrics.Metric) -> None:
+  def _measure_padding(
+    self, metric: tf.keras.metrics.Metric, output: Any
+  ) -> None:
     """Measure an example of weight 0; some metrics wait for shapes."""
     labels, predictions, weight = tf.nest.map_structure(
       lambda spec: tf.zeros([1, *spec.shape], spec.dtype), self._specs
     )
-    self._measure(metric, labels, predictions, weight)
+    self._measure(metric, output, labels, predictions, weight)
 
-  @staticmethod
   def _measure(
+    self,
     metric: tf.keras.metrics.Metric,
+    output: Any,
     labels: Any,
     predictions: Any,
     weight: tf.Tensor,
   ) -> None:
     """Update a metric's variables."""
+    weight = outputs.weight_of(output, labels, weight)
+    labels, predictions = outputs.part_of(output, labels, predictions)
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
       has_steps = weight.shape.rank > 1
       labels, predictions = losses.aligned(labels, predictions, has_steps)
@@ -217,7 +225,9 @@ class PureMetrics:
     result = collections.OrderedDict()
     for position, name in enumerate(self.names):
       metric, variables = self._metric_on(position, state[name])
-      self._measure(metric, labels, predictions, weight)
+      self._measure(
+        metric, self._outputs[position], labels, predictions, weight
+      )
       try:
         result[name] = [tf.identity(v.value()) for v in variables]
       except ValueError as error:
@@ -256,7 +266,7 @@ class PureMetrics:
     with keras_variables.answering_variables(answer):
       metric = self.build()[position]
       if len(metric.variables) < len(state):
-        self._measure_padding(metric)
+        self._measure_padding(metric, self._outputs[position])
     variables = list(metric.variables)
     for variable, tensor in zip(variables, state, strict=True):
       variable.assign(tensor)
@@ -265,98 +275,22 @@ class PureMetrics:
   def _result(self, position: int, state: Sequence[tf.Tensor]) -> tf.Tensor:
     metric, _ = self._metric_on(position, state)
     value = _undecorated(metric.result)()
-    return _or_nan(metric, value)
+    return undefined_metrics.or_nan(metric, value)
 
 
-# ---- undefined values --------------------------------------------------------
-
-
-def _or_nan(metric: tf.keras.metrics.Metric, value: Any) -> Any:
-  """Replace Keras's value of an undefined metric by NaN.
-
-  Keras divides by zero to 0: if all of a client's examples are of one class,
-  its area under the ROC curve is 0, the worst value, and counts as such in a
-  mean over clients. If Keras averages over labels or classes, undefined ones
-  are left out. Metrics of other classes must return NaN themselves.
-  """
-  metrics = tf.keras.metrics
-  if isinstance(metric, metrics.AUC):
-    return _area(metric, value)
-  if isinstance(metric, metrics.FBetaScore):
-    return _f_score(metric, value)
-  counted: Any = None
-  if isinstance(metric, (metrics.Mean, metrics.MeanTensor)):
-    counted = metric.count
-  elif isinstance(metric, metrics.Precision):
-    counted = metric.true_positives + metric.false_positives
-  elif isinstance(
-    metric,
-    (
-      metrics.Recall,
-      metrics.PrecisionAtRecall,
-      metrics.RecallAtPrecision,
-    ),
+def _kind_of_labels(specs: Any) -> str:
+  """Return the kind of accuracy that Keras would use for these labels."""
+  labels, predictions = specs
+  if not isinstance(predictions, tf.TensorSpec) or not isinstance(
+    labels, tf.TensorSpec
   ):
-    counted = _positives(metric)
-  elif isinstance(
-    metric,
-    (
-      metrics.SensitivityAtSpecificity,
-      metrics.SpecificityAtSensitivity,
-    ),
-  ):
-    counted = _positives(metric) * _negatives(metric)
-  elif isinstance(metric, metrics.IoU):
-    seen = tf.reduce_sum(metric.total_cm, 0) + tf.reduce_sum(metric.total_cm, 1)
-    counted = tf.reduce_sum(tf.gather(seen, metric.target_class_ids))
-  if counted is None:
-    return value
-  counted = tf.convert_to_tensor(counted)
-  if counted.shape.rank and not value.shape.rank:
-    counted = counted[0]  # The same for all thresholds.
-  return tf.where(counted > 0, value, tf.cast(float('nan'), value.dtype))
-
-
-def _positives(metric: Any) -> tf.Tensor:
-  """Count positive examples by threshold and label."""
-  return metric.true_positives + metric.false_negatives
-
-
-def _negatives(metric: Any) -> tf.Tensor:
-  return metric.true_negatives + metric.false_positives
-
-
-def _over_defined(
-  value: tf.Tensor, is_defined: tf.Tensor, weights: Any = None
-) -> tf.Tensor:
-  """Correct a mean that counted undefined values as 0."""
-  shares = tf.ones_like(is_defined, value.dtype)
-  if weights is not None:
-    shares = tf.cast(weights, value.dtype)
-  all_of = tf.reduce_sum(shares)
-  defined = tf.reduce_sum(tf.where(is_defined, shares, 0))
-  # Keep the exact value if all are defined.
-  mean = tf.where(defined < all_of, value * all_of / defined, value)
-  return tf.where(defined > 0, mean, tf.cast(float('nan'), value.dtype))
-
-
-def _area(metric: Any, value: tf.Tensor) -> tf.Tensor:
-  """Average the area under a curve over the labels that have one."""
-  is_defined = _positives(metric)[0] > 0
-  if metric.curve.name == 'ROC':
-    is_defined &= _negatives(metric)[0] > 0
-  weights = metric.label_weights if metric.multi_label else None
-  return _over_defined(value, is_defined, weights)
-
-
-def _f_score(metric: Any, value: tf.Tensor) -> tf.Tensor:
-  """Average the F score over classes with examples or predictions."""
-  wrong = metric.false_positives + metric.false_negatives
-  is_defined = metric.true_positives + wrong > 0
-  if metric.average is None:
-    return tf.where(is_defined, value, tf.cast(float('nan'), value.dtype))
-  weights = None
-  if metric.average == 'weighted':
-    weights = metric.intermediate_weights
-    is_defined = tf.convert_to_tensor(weights) > 0
-  return _over_defined(value, is_defined, weights)
+    raise ModelError(
+      'The model has several outputs or labels, so that it is not clear '
+      'which accuracy is meant. Pass metrics in a callable.'
+    )
+  if not predictions.shape.rank or predictions.shape[-1] == 1:
+    return 'binary'
+  is_number = labels.shape.rank < predictions.shape.rank
+  if is_number or labels.shape[-1] == 1:
+    return 'sparse_categorical'
+  return 'categorical'

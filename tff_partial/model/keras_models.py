@@ -13,11 +13,10 @@ from tff_partial.model import keras_3_models
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
+from tff_partial.model import outputs
 from tff_partial.model import states
 from tff_partial.model.keras_variables import ModelError
-from tff_partial.model.losses import as_loss
 from tff_partial.model.losses import assumed_labels
-from tff_partial.model.losses import LossFn
 from tff_partial.model.models import PartialModel
 from tff_partial.model.selectors import assign_tiers
 from tff_partial.model.selectors import Selectors
@@ -27,7 +26,8 @@ from tff_partial.model.selectors import with_client_sizes
 def from_keras(
   build: Callable[[], tf.keras.Model],
   *,
-  loss: str | LossFn | tf.keras.losses.Loss,
+  loss: Any,
+  loss_weights: Any = None,
   local: Selectors = None,
   client_sized: Selectors = None,
   group: Selectors = None,
@@ -51,16 +51,16 @@ def from_keras(
       backend. It is called several times, and makes the same variables in the
       same order, all of them inside the call.
     loss: A Keras loss or its name, or a function of labels and predictions that
-      returns one loss per example. Losses are averaged over a batch's examples,
-      but summed for a Keras loss with the reduction SUM.
+      returns one loss per example; or a mapping or list of them by output. Each
+      is averaged over a batch, or summed if it has Keras's reduction SUM.
+    loss_weights: Weights of the outputs' losses, in the same form.
     local: Variables that never leave the client: a layer or its name, a regular
       expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
     client_sized: Local tables of which each client has as many rows as its own
       examples name, numbered from 0. The builder's number of rows only affects
       the distribution of first values.
-    group: Variables of which the server has a copy for each sub-population;
-      first values are drawn for each.
+    group: Variables with a copy for each of `num_groups` sub-populations.
     num_groups: Number of sub-populations.
     state: Treatment of moving averages and other variables that layers change
       in training: 'averaged', 'local' (the default for local layers) or
@@ -68,12 +68,12 @@ def from_keras(
     class_weight: Weights of classes in the loss, as in Keras's `fit`, for all
       classes from 0 on. Metrics do not include them.
     metrics: A list of Keras metrics, their names, or functions of labels and
-      predictions; or a callable that makes the list.
-    inputs: Structure of `tf.TensorSpec` of one example's input, for models
-      that do not declare it.
+      predictions; or a mapping of lists by output; or a callable that makes it.
+    inputs: Specs of one example's input, for models that do not declare it.
     labels: Spec of one example's label. By default that of a prediction, or an
       integer without the last axis if the loss is a sparse one.
-    weights: Spec of one example's weight; `[time]` if steps are weighted.
+    weights: Spec of one example's weight; `[time]` if steps are weighted, and
+      `[outputs with a loss]` if outputs are.
     initial_weights: A trained Keras model whose values replace the first values
       of all variables; or `num_groups` of them, one for each sub-population.
     seed: Draws the first values of the global weights.
@@ -89,7 +89,7 @@ def from_keras(
   spec = with_client_sizes(spec, tier_of, client_sized)
   plain = in_keras_3 or keras_functions.Keras2Functions(build, spec)
   functions, tier_of = states.treat(plain, tier_of, state)
-  loss = as_loss(loss)
+  loss = outputs.as_loss(loss, loss_weights, weights)
   return PartialModel(
     build,
     functions,

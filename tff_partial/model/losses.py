@@ -15,14 +15,15 @@ from tff_partial.model.keras_variables import ModelError
 LossFn = Callable[[Any, Any], tf.Tensor]
 
 
-def assumed_labels(
-  outputs: Any, loss: LossFn | tf.keras.losses.Loss
-) -> tf.TensorSpec:
+def assumed_labels(outputs: Any, loss: LossFn | tf.keras.losses.Loss) -> Any:
   """Return the spec of a label that fits the predictions and the loss."""
+  if hasattr(loss, 'labels'):
+    return loss.labels(outputs)
   if not isinstance(outputs, tf.TensorSpec):
     raise ModelError(
-      'The model has several outputs. Pass the spec of one label with '
-      '`labels=tf.TensorSpec(...)`, and a loss function over the outputs.'
+      'The model has several outputs. Give each a loss, `loss={name: ...}`; or '
+      'pass a loss function over all outputs, and the spec of one label with '
+      '`labels=tf.TensorSpec(...)`.'
     )
   name = type(loss).__name__ + getattr(loss, '__name__', '')
   if 'sparse' in name.lower():
@@ -57,6 +58,8 @@ def classes(
   labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
 ) -> id_ranges.Ids:
   """Return the range of labels, if loss and predictions determine it."""
+  if hasattr(loss, 'ids'):
+    return loss.ids(outputs)
   kinds = [tf.keras.losses.SparseCategoricalCrossentropy]
   if keras := keras_3.module():
     kinds.append(keras.losses.SparseCategoricalCrossentropy)

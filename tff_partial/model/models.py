@@ -46,6 +46,7 @@ class PartialModel:
     replaced_spec: Specs of what a phase's `predict_fn` returns in its place.
     compared: Returns the part of that which the loss compares with labels.
     metrics: Keras metrics as pure functions.
+    loss_function: The loss, a function or a Keras loss.
     given_values: First values that were given rather than drawn, by name.
     is_regularized: True if layers add losses of weights.
     only_looked_up: Names of the trainable tables that the model uses only for
@@ -85,7 +86,7 @@ class PartialModel:
         metrics, labels, spec.outputs, weights
       )
     self.seed = seed
-    self._loss = loss
+    self.loss_function = loss
     # What a measured phase's `predict_fn` returns, and the part of it that the
     # loss compares with labels.
     self.replaced_spec = spec.outputs
@@ -120,12 +121,9 @@ class PartialModel:
       n: n.replace(_VARIANCE, _MEAN) for n in self.state if _VARIANCE in n
     }
     self.given_values = dict(given_values)
+    sized = [v for v in self.variables if v.is_client_sized]
     self.client_tables = client_tables.ClientTables(
-      {
-        v.name: v.draw_rows
-        for v in self.variables
-        if v.is_client_sized and v.draw_rows is not None
-      }
+      {v.name: v.draw_rows for v in sized if v.draw_rows is not None}
     )
     found = traced_checks.trace(self)
     self._mask = found.mask
@@ -177,8 +175,9 @@ class PartialModel:
 
   def __repr__(self) -> str:
     """Return a line for each variable by tier, and one for each field."""
-    loss = getattr(self._loss, '__name__', type(self._loss).__name__)
-    lines = [f'PartialModel with the loss {loss}']
+    loss = self.loss_function
+    said = getattr(loss, '__name__', type(loss).__name__)
+    lines = [f'PartialModel with the loss {said}']
     if self._class_weights is not None:
       lines[0] += f', class weights {self._class_weights.values}'
     if self.metrics.names:
@@ -337,7 +336,7 @@ class PartialModel:
       of: Another loss instead of the model's own.
     """
     return losses.value_of(
-      of or self._loss,
+      of or self.loss_function,
       labels,
       predictions,
       weight,
@@ -352,7 +351,7 @@ class PartialModel:
     Args:
       of: Another loss instead of the model's own.
     """
-    return losses.is_summed(of or self._loss)
+    return losses.is_summed(of or self.loss_function)
 
   def check_loss(self, of: LossFn | tf.keras.losses.Loss | None = None) -> None:
     """Check that a loss compares an example with its own label.

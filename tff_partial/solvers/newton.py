@@ -368,6 +368,10 @@ def check(model: models.PartialModel, loss: Any = None) -> None:
   Raises:
     ExactError: If it is not.
   """
+  if getattr(loss or model.loss_function, 'has_weights', False):
+    raise ExactError(
+      'Exact: examples have a weight for each output. Give them one weight.'
+    )
   draw = np.random.default_rng(0)
   with tf.__internal__.FuncGraph('curvature').as_default():
 

@@ -1,0 +1,170 @@
+"""Several outputs: losses, their weights and metrics as in Keras."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import runtimes
+from tff_partial.model import keras_models
+from tff_partial.model.keras_variables import ModelError
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+keras = tf.keras
+_DRAW = np.random.default_rng(0)
+_COUNT = 12
+_LOSSES = {'rating': 'mse', 'genre': 'sparse_categorical_crossentropy'}
+_SCALES = {'genre': 0.3}
+
+
+def _drawn(seed: int) -> Any:
+  return keras.initializers.RandomNormal(seed=seed)
+
+
+def _heads() -> tuple[Any, Any, Any]:
+  x = keras.Input([4])
+  hidden = keras.layers.Dense(5, 'tanh', kernel_initializer=_drawn(1))(x)
+  rating = keras.layers.Dense(2, kernel_initializer=_drawn(2), name='own')
+  genre = keras.layers.Dense(
+    3, 'softmax', kernel_initializer=_drawn(3), name='shared'
+  )
+  return x, rating(hidden), genre(hidden)
+
+
+def build_named() -> tf.keras.Model:
+  x, rating, genre = _heads()
+  return keras.Model(x, {'rating': rating, 'genre': genre})
+
+
+def build_listed() -> tf.keras.Model:
+  x, rating, genre = _heads()
+  return keras.Model(x, [rating, genre])
+
+
+_X = _DRAW.normal(size=[_COUNT, 4]).astype(np.float32)
+_Y = {
+  'rating': _DRAW.normal(size=[_COUNT, 2]).astype(np.float32),
+  'genre': _DRAW.integers(0, 3, _COUNT).astype(np.int32),
+}
+_WEIGHT = _DRAW.uniform(0.5, 2, [_COUNT, 2]).astype(np.float32)
+
+
+def _model(build: Any = build_named, **options: Any) -> Any:
+  metrics = {'genre': ['accuracy'], 'rating': ['mae']}
+  return keras_models.from_keras(
+    build,
+    **{
+      'loss': _LOSSES,
+      'loss_weights': _SCALES,
+      'metrics': metrics,
+      **options,
+    },
+  )
+
+
+@pytest.mark.parametrize('form', ['named', 'listed', 'weighted by output'])
+def test_objective_and_metrics_are_those_of_keras(form: str) -> None:
+  """One step of all examples, and the evaluation after it."""
+  fields: dict[str, Any] = {'x': _X, 'y': _Y, 'weight': _WEIGHT[:, 0]}
+  compiled: dict[str, Any] = {
+    'loss': _LOSSES,
+    'loss_weights': {'rating': 1, **_SCALES},
+  }
+  weight: Any = _WEIGHT[:, 0]
+  if form == 'listed':
+    names = list(_LOSSES)
+    compiled = {'loss': list(_LOSSES.values()), 'loss_weights': [1.0, 0.3]}
+    model = _model(build_listed, metrics={1: 'accuracy', 0: 'mae'}, **compiled)
+    fields['y'] = tuple(_Y[name] for name in names)
+    labels: Any = list(fields['y'])
+  elif form == 'named':
+    model, labels = _model(), _Y
+  else:
+    model, labels = _model(weights=tf.TensorSpec([2])), _Y
+    fields['weight'] = _WEIGHT
+    weight = {name: _WEIGHT[:, k] for k, name in enumerate(_LOSSES)}
+  process = algorithms.build_fed_avg(
+    model, training=Phase(optimizer=sgd(0.5), batch_size=None)
+  )
+  data = tff_partial.pack({'a': fields}, process.example_spec)
+  with runtimes.native():
+    result = tff_partial.train(process, data, rounds=1, clients_per_round=1)
+    measured = tff_partial.evaluate(
+      tff_partial.EvaluationSet(algorithms.build_fed_avg_eval(model), data),
+      result.weights,
+    )
+  made = model.to_keras(process.get_model_weights(process.initialize()))
+  weighted = ['accuracy'], ['mae']
+  by_name = {'genre': weighted[0], 'rating': weighted[1]}
+  made.compile(
+    keras.optimizers.SGD(0.5),
+    **compiled,
+    weighted_metrics=by_name if form != 'listed' else list(weighted[::-1]),
+  )
+  if form == 'listed':
+    weight = [weight, weight]
+  made.fit(_X, labels, _COUNT, sample_weight=weight, verbose=0)
+  if form == 'weighted by output':
+    weight = {name: weight[name] for name in _LOSSES}
+  expected = made.evaluate(
+    _X, labels, _COUNT, sample_weight=weight, verbose=0, return_dict=True
+  )
+  ours = {'loss': 'loss', 'genre_accuracy': '1_accuracy', 'rating_mae': '0_mae'}
+  theirs = {'genre_accuracy': 'shared_accuracy', 'rating_mae': 'own_mae'}
+  for name, listed in ours.items():
+    mine = measured[listed if form == 'listed' else name]
+    found = expected.get(name, expected.get(theirs.get(name)))
+    assert mine == pytest.approx(found, rel=1e-5), name
+  assert measured['loss'] != pytest.approx(result.train['loss'], rel=1e-3)
+
+
+def test_one_head_is_private_and_one_shared() -> None:
+  model = _model(local='own')
+  process = algorithms.build_fed_recon(model)
+  data = tff_partial.pack(
+    {name: {'x': _X, 'y': _Y} for name in 'ab'}, process.example_spec
+  )
+  result = tff_partial.train(process, data, rounds=2, clients_per_round=2)
+  found = tff_partial.personalise(result, data, 'a').predict(_X, verbose=0)
+  assert found['rating'].shape == (_COUNT, 2)
+  assert found['genre'].shape == (_COUNT, 3)
+  shared = process.get_model_weights(process.initialize()).trainable
+  assert 'own/kernel' not in shared['global']
+
+
+def test_labels_lie_within_their_classes() -> None:
+  model = _model()
+  assert 'y.genre: int32 [], 0 to 2' in repr(model.example_spec)
+  assert 'rating: mean_squared_error' in repr(model)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      {'loss': {'price': 'mse'}, 'loss_weights': None},
+      r"no outputs \['price'\]",
+    ),
+    ({'loss': {'rating': None}}, 'no output has a loss'),
+    ({'loss_weights': {'price': 1.0}}, r"\['price'\] are no outputs"),
+    ({'loss_weights': {'genre': float('nan')}}, 'expected a finite number'),
+    ({'loss': 'mse', 'loss_weights': _SCALES}, 'there is one loss'),
+    (
+      {
+        'loss': {'rating': keras.losses.MeanSquaredError(reduction='sum')},
+        'loss_weights': None,
+      },
+      r"the outputs \['rating'\] are sums",
+    ),
+    ({'metrics': {'price': ['mae']}}, "there is no label 'price'"),
+    ({'weights': tf.TensorSpec([3])}, 'one for each output with a loss'),
+    ({'loss': 'mse', 'loss_weights': None}, 'Give each a loss'),
+  ],
+)
+def test_what_no_output_has_is_refused(options: Any, message: str) -> None:
+  with pytest.raises(ModelError, match=message):
+    _model(**options)
