@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import planted
 import tff_partial
 from tff_partial import algorithms
 from tff_partial.data import splits
@@ -122,11 +123,6 @@ def test_impossible_noise_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_model_without_variances_is_refused() -> None:
-  def build() -> tf.keras.Model:
-    x = tf.keras.Input([1])
-    return tf.keras.Model(x, tf.keras.layers.Dense(1, name='own')(x))
-
-  model = tff_partial.from_keras(build, local='own', loss='mse')
-  evaluation = algorithms.build_fed_recon_eval(model)
+  evaluation = algorithms.build_fed_recon_eval(planted.factorization())
   with pytest.raises(calibration_lib.CalibrationError, match='variance'):
     calibration_lib.histograms(evaluation, None, None)
