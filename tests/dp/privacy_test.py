@@ -188,30 +188,6 @@ def _process_of_parts(group=None, **changed):
   ).create(_TIERS)
 
 
-@pytest.mark.slow
-def test_parts_share_what_is_spent():
-  zeros = [
-    tf.nest.map_structure(np.zeros_like, _tiers(np.random.default_rng()))
-  ]
-  process = _process_of_parts(shares={'shared': 3.0, 'group': 1.0})
-  ((mean, measured),), _ = _run(process, [zeros])
-  noises = [
-    measured[part]['noise_stddev'] * 10.0 / measured[part]['clip']
-    for part in ('shared', 'group')
-  ]
-  np.testing.assert_allclose(noises, [np.sqrt(4.0 / 3.0), 2.0], rtol=1e-6)
-  # Interleaved they are one mechanism with the noise multiplier 1.
-  np.testing.assert_allclose(sum(noise**-2 for noise in noises), 1.0, rtol=1e-6)
-  kernel, heads = mean['shared']['layer/kernel'], mean['group']['heads']
-  for noise, part in ((kernel, 'shared'), (heads, 'group')):
-    looks = stats.kstest(noise.ravel() / measured[part]['noise_stddev'], 'norm')
-    assert looks.pvalue > _CHANCE
-  # Heads that nobody used have noise, too.
-  assert np.all(heads != 0.0)
-  correlation = np.corrcoef(kernel.ravel(), heads.ravel()[:1000])[0, 1]
-  assert abs(correlation) < 7.0 / np.sqrt(1000)
-
-
 def test_parts_bound_the_noise_together():
   parts = {
     'a': clipping_lib.AdaptiveClip(count_stddev=1.0),
@@ -360,10 +336,6 @@ def test_an_algorithm_is_private_by_its_aggregator():
     (lambda: clipping_lib.AdaptiveClip(quantile=1.5), '`quantile`'),
     (lambda: _mean(noise_multiplier=-1.0), '`noise_multiplier`'),
     (lambda: _mean(clipping=1.0), 'found 1.0'),
-    (
-      lambda: _mean({'a': clipping_lib.FixedClip(1.0)}, shares={'b': 1.0}),
-      r"given for \['b'\], the clipping for \['a'\]",
-    ),
     (
       lambda: _mean(
         {'a': clipping_lib.FixedClip(1.0), 'b': clipping_lib.TreeNoise(1.0, 3)}

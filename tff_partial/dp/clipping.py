@@ -215,10 +215,8 @@ class TreeNoise(OneClip):
 Clippings: TypeAlias = Clipping | Mapping[str, Clipping]
 
 
-def shares_of(
-  clipping: Mapping[str, Clipping], shares: Mapping[str, float] | None
-) -> dict[str, float]:
-  """Return each part's share of the privacy cost; they sum to 1.
+def share(clipping: Mapping[str, Clipping]) -> float:
+  """Return the share of the privacy cost that each part has: all the same.
 
   Several Gaussian mechanisms cost as much as one with the noise multiplier
   `(sum_i z_i**-2)**-0.5`. So a part with the share `s` of a total noise
@@ -226,36 +224,22 @@ def shares_of(
 
   Args:
     clipping: Clipping by part.
-    shares: Positive numbers in proportion; equal ones if None.
   """
-  given = shares or dict.fromkeys(clipping, 1.0)
-  if set(given) != set(clipping):
-    raise PrivacyError(
-      f'`shares` are given for {sorted(given)}, the clipping for '
-      f'{sorted(clipping)}.'
-    )
-  for part, share in given.items():
-    check_positive(share, f'shares[{part!r}]')
-  total = sum(given.values())
-  return {part: given[part] / total for part in clipping}
+  return 1.0 / len(clipping)
 
 
 def largest_noise_multiplier(
-  clipping: Clippings,
-  clients_per_round: float,
-  shares: Mapping[str, float] | None = None,
+  clipping: Clippings, clients_per_round: float
 ) -> float:
   """Return an exclusive upper limit of the noise multiplier of all parts.
 
   Args:
     clipping: Clipping of an update: joint, or by part.
     clients_per_round: Expected number of clients in a round.
-    shares: Each part's share of the privacy cost; equal ones by default.
   """
   if isinstance(clipping, Clipping):
     return clipping.largest_noise_multiplier(clients_per_round)
   return min(
-    clipping[part].largest_noise_multiplier(clients_per_round)
-    * math.sqrt(share)
-    for part, share in shares_of(clipping, shares).items()
+    how.largest_noise_multiplier(clients_per_round) * math.sqrt(share(clipping))
+    for how in clipping.values()
   )

@@ -89,7 +89,6 @@ class LocalNoise(ClientNoise):
       clipping_lib.FixedClip(self.clip),
       self.noise_multiplier,
       None,
-      None,
       self.noise_seed is not None,
     )
 
@@ -157,7 +156,6 @@ class LaplaceNoise(ClientNoise):
       LOCAL,
       L1Clip(self.clip),
       math.sqrt(2.0) * self.noise_multiplier,
-      None,
       None,
       self.noise_seed is not None,
     )

@@ -1,6 +1,5 @@
 """Descriptions of privacy mechanisms: clipping, noise, and its place."""
 
-from collections.abc import Mapping
 import dataclasses
 
 from tff_partial import errors
@@ -29,7 +28,6 @@ class Mechanism:
       together.
     clients_per_round: Expected number of clients in a round; None for local
       noise, which does not depend on other clients.
-    shares: Each part's share of the privacy cost; None for equal ones.
     is_simulation: True if the noise follows from a chosen seed, with which
       anyone who knows it can remove the noise.
   """
@@ -38,5 +36,4 @@ class Mechanism:
   clipping: clipping_lib.Clippings
   noise_multiplier: float
   clients_per_round: float | None
-  shares: Mapping[str, float] | None
   is_simulation: bool

@@ -56,7 +56,6 @@ def of_mean(
   clients_per_round: float,
   num_weights: int | Mapping[str, int],
   *,
-  shares: Mapping[str, float] | None = None,
   is_local: bool = False,
 ) -> NoiseNorm:
   """Compute the norms for the mean of a round's updates.
@@ -81,11 +80,11 @@ def of_mean(
       f'`num_weights` must be given for {sorted(by_part)}, as the clipping is, '
       f'found {num_weights}.'
     )
-  share_of = clipping_lib.shares_of(by_part, shares)
+  share = clipping_lib.share(by_part)
   noise, update = 0.0, 0.0
   for part, how in by_part.items():
     multiplier = how.value_multiplier(
-      noise_multiplier / math.sqrt(share_of[part]), clients_per_round
+      noise_multiplier / math.sqrt(share), clients_per_round
     )
     clients = math.sqrt(clients_per_round) if is_local else clients_per_round
     noise += numbers[part] * (multiplier * how.first_clip / clients) ** 2

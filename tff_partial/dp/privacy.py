@@ -93,7 +93,6 @@ class PrivateFactory(
       together.
     clients_per_round: Expected number of clients in a round.
     clipping: Clipping of an update: joint, or by part.
-    shares: Each part's share of the privacy cost; None for equal ones.
     noise_seed: Makes a simulation's noise reproducible; None for a secret seed.
     diagnostics: True for exact measurements, which are not private.
   """
@@ -101,7 +100,6 @@ class PrivateFactory(
   noise_multiplier: float
   clients_per_round: float
   clipping: clipping_lib.Clippings
-  shares: Mapping[str, float] | None
   noise_seed: int | None
   diagnostics: bool
 
@@ -111,7 +109,6 @@ class PrivateFactory(
     )
     clipping_lib.check_positive(self.clients_per_round, 'clients_per_round')
     if isinstance(self.clipping, Mapping):
-      clipping_lib.shares_of(self.clipping, self.shares)
       trees = {
         how.rounds_per_tree if isinstance(how, clipping_lib.TreeNoise) else None
         for how in self.clipping.values()
@@ -126,10 +123,8 @@ class PrivateFactory(
         '`clipping` must be FixedClip, AdaptiveClip or TreeNoise, or one of '
         f'them by part, found {self.clipping!r}.'
       )
-    elif self.shares is not None:
-      raise PrivacyError('`shares` need a clipping by part.')
     largest = clipping_lib.largest_noise_multiplier(
-      self.clipping, self.clients_per_round, self.shares
+      self.clipping, self.clients_per_round
     )
     if self.noise_multiplier >= largest:
       raise PrivacyError(
@@ -147,22 +142,20 @@ class PrivateFactory(
       self.clipping,
       self.noise_multiplier,
       self.clients_per_round,
-      self.shares,
       self.noise_seed is not None,
     )
 
   def _parts(self, specs: Any) -> _UpdateParts:
     """Make the queries, with new secrets each time."""
     if isinstance(self.clipping, clipping_lib.Clipping):
-      clipping, shares = {_WHOLE: self.clipping}, {_WHOLE: 1.0}
-      specs = {_WHOLE: specs}
+      clipping, specs = {_WHOLE: self.clipping}, {_WHOLE: specs}
     else:
       clipping = dict(self.clipping)
-      shares = clipping_lib.shares_of(clipping, self.shares)
+    share = clipping_lib.share(clipping)
     return _UpdateParts(
       {
         part: clipping[part].query(
-          self.noise_multiplier / math.sqrt(shares[part]),
+          self.noise_multiplier / math.sqrt(share),
           seed_maker(self.noise_seed, part),
           spec,
           self.clients_per_round,
@@ -356,7 +349,6 @@ def private_mean(
   *,
   noise_multiplier: float,
   clients_per_round: float,
-  shares: Mapping[str, float] | None = None,
   noise_seed: int | None = None,
   diagnostics: bool = False,
 ) -> PrivateFactory:
@@ -371,7 +363,6 @@ def private_mean(
       before it is divided. If several parts or counts are noised, it is their
       joint cost: each gets more noise. Zero for no noise.
     clients_per_round: Expected number of clients; the actual one is a secret.
-    shares: Each part's share of the privacy cost; equal ones by default.
     noise_seed: Makes a simulation with reproducible noise. By default each
       process has a secret seed from the operating system.
     diagnostics: True for exact measurements, which are not private; their names
@@ -384,7 +375,6 @@ def private_mean(
     noise_multiplier,
     clients_per_round,
     clipping,
-    shares,
     noise_seed,
     diagnostics,
   )

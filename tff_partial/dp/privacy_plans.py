@@ -36,7 +36,6 @@ class PrivacyPlan:
     population: Number of clients in the population.
     clients_per_round: Expected number of clients in a round.
     clipping: Clipping of an update.
-    shares: Each part's share of the privacy cost, or None.
     once: Noise multipliers of one-time releases.
     once_delta: Share of delta for one-time releases.
     num_weights: Number of elements of an update, if given.
@@ -50,7 +49,6 @@ class PrivacyPlan:
   population: int
   clients_per_round: int
   clipping: clipping_lib.Clippings
-  shares: Mapping[str, float] | None
   once: tuple[float, ...]
   once_delta: float = 0.0
   num_weights: int | Mapping[str, int] | None = dataclasses.field(
@@ -76,7 +74,6 @@ class PrivacyPlan:
       self.clipping,
       noise_multiplier=self.noise_multiplier,
       clients_per_round=self.clients_per_round,
-      shares=self.shares,
       noise_seed=noise_seed,
       diagnostics=diagnostics,
     )
@@ -123,7 +120,6 @@ class PrivacyPlan:
       self.noise_multiplier,
       self.clients_per_round,
       num_weights,
-      shares=self.shares,
       is_local=self.is_local,
     )
 
@@ -171,7 +167,6 @@ def plan(
   target_epsilon: float | None = None,
   noise_multiplier: float | None = None,
   sampling: str = samplings.PoissonSampling.name,
-  shares: Mapping[str, float] | None = None,
   once: Sequence[float] = (),
   once_delta: float = 0.0,
   num_weights: int | Mapping[str, int] | None = None,
@@ -187,7 +182,6 @@ def plan(
     target_epsilon: The largest epsilon of the run, or None.
     noise_multiplier: Given instead of a target. Zero for a run without privacy.
     sampling: One of `samplings.NAMES`; must match the actual sampling.
-    shares: Each part's share of the privacy cost; equal ones by default.
     once: Noise multipliers of one-time releases about all users, such as a mean
       that was computed before training.
     once_delta: Part of `delta`: the probability that these fail altogether, as
@@ -205,9 +199,7 @@ def plan(
   samplings.check(rounds > 0, 'A number of rounds must be positive', rounds)
   spent = (kind, rounds, delta - once_delta, tuple(once))
   if target_epsilon is not None and noise_multiplier is None:
-    most = clipping_lib.largest_noise_multiplier(
-      clipping, clients_per_round, shares
-    )
+    most = clipping_lib.largest_noise_multiplier(clipping, clients_per_round)
     noise_multiplier = accounting.calibrate(target_epsilon, *spent, most)
   elif target_epsilon is not None or noise_multiplier is None:
     raise PrivacyError(
@@ -228,7 +220,6 @@ def plan(
     population,
     clients_per_round,
     clipping,
-    shares,
     tuple(once),
     once_delta,
     num_weights,
