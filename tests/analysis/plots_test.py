@@ -73,15 +73,6 @@ def _drawn(figure: figures.Figure) -> dict[str, dict[str, list[list[float]]]]:
 # ---- history -----------------------------------------------------------------
 
 
-def test_an_entry_is_a_row_without_what_is_empty():
-  row = {'loss': 0.5, 'validation_loss': '', 'num_clients': 3}
-  assert metrics_log.entry(4, row) == {
-    'round': 4,
-    'loss': 0.5,
-    'num_clients': 3,
-  }
-
-
 def test_a_table_is_read_as_it_was_written():
   table = 'round,loss,is_odd,rmse\r\n1,0.1,True,\r\n2,nan,False,1e-07\r\n'
   first, second = metrics_log.read(table)
@@ -157,18 +148,6 @@ def test_a_plot_has_a_panel_for_each_metric_that_was_validated(result):
   assert loss['best round'] == [[3, 0], [3, 1]]  # From foot to head.
   assert mae['training'] == [[1, 2.0], [2, 1.5], [3, 1.0]]
   assert mae['validation'] == [[3, 0.5]]
-
-
-def test_a_plot_of_a_real_run(result, tmp_path):
-  figure = curves.of_result(result)
-  assert set(_drawn(figure)) == {
-    'loss (mean per example)',
-    'mae (unit of the labels)',
-  }
-  # What a notebook shows is a PNG; no pyplot is needed for it.
-  assert figure._repr_png_().startswith(b'\x89PNG')
-  figures.save(figure, tmp_path / 'run.png')
-  assert (tmp_path / 'run.png').stat().st_size > 5_000
 
 
 def test_rounds_without_a_finite_value_are_left_out(result):

@@ -82,19 +82,6 @@ def test_a_data_set_without_examples_is_an_empty_client():
     packing.pack({'ann': _slices(_X, _Y).take(0)}, _SPEC)
 
 
-@pytest.mark.parametrize(
-  ('given', 'message'),
-  [
-    ({'ann': _X}, "Client 'ann': expected fields, .* found ndarray"),
-    ([(_X, _Y)], 'clients: expected a mapping from client id .* found a list'),
-    ({'ann': {'x': _X, 'label': _Y}}, r"lacks the fields \['y'\].*'label'"),
-  ],
-)
-def test_what_is_no_client_is_refused(given, message):
-  with pytest.raises(examples.ClientDataError, match=message):
-    packing.pack(given, _SPEC)
-
-
 def test_columns_are_joined_to_one_vector():
   frame = pd.DataFrame({'user': ['ann'] * 3, 'a': _X[:, 0], 'b': _X[:, 1]})
   frame['y'] = _Y

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 
 import numpy as np
-import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -118,15 +117,6 @@ def test_the_order_of_fields_counts():
   turned = collections.OrderedDict(reversed(small_clients.SPEC.items()))
   with pytest.raises(examples.ClientDataError, match='their fields are'):
     population.check(turned)
-
-
-@pytest.mark.parametrize('clients', [pd.DataFrame(), {'ann': {}}, None])
-def test_what_is_no_source_of_clients_is_refused(clients):
-  with pytest.raises(
-    examples.ClientDataError,
-    match=f'found a {type(clients).__name__}. Pack them: `tff_partial.pack',
-  ):
-    cohorts.check(clients, small_clients.SPEC)
 
 
 def test_sources_say_what_they_hold():

@@ -87,22 +87,3 @@ def test_the_first_that_returns_true_ends_a_run():
 def test_impossible_early_stopping_is_refused(options, expected):
   with pytest.raises(ProgramError, match=expected):
     callbacks.EarlyStopping(**options)
-
-
-@pytest.mark.parametrize(
-  ('given', 'metrics', 'expected'),
-  [
-    (print, ['loss'], r'expected a list .*`callbacks=\[callback\]`'),
-    ([callbacks.EarlyStopping], ['loss'], 'is no callback'),
-    ([3], ['loss'], '3 is no callback'),
-    ([callbacks.EarlyStopping(1)], None, 'needs validation clients'),
-    (
-      [callbacks.EarlyStopping(1, 'val_loss')],
-      ['loss', 'mae'],
-      r"no metric 'val_loss'. Choose one of \['loss', 'mae'\]",
-    ),
-  ],
-)
-def test_what_is_no_callback_is_refused(given, metrics, expected):
-  with pytest.raises(ProgramError, match=expected):
-    callbacks.check(given, metrics)

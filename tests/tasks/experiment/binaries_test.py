@@ -1,14 +1,11 @@
 """What the binaries do, as their user sees it."""
 
-from collections.abc import Callable, Sequence
 import contextlib
 import json
-import os
 import pathlib
 import shutil
 import signal
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -471,89 +468,3 @@ def test_memory_does_not_grow(tmp_path, name):
     return np.median([memory[number - back] for back in (0, 5, 10)])
 
   assert about(350) < 1.05 * about(60), memory
-
-
-def _kill_when(
-  condition: Callable[[], bool], arguments: Sequence[str]
-) -> commands.Outcome:
-  """Trains, and kills the program when something has happened."""
-  with commands.started(commands.command('train', *arguments)) as program:
-    while program.process.poll() is None and not condition():
-      time.sleep(0.01)
-    program.process.kill()
-    return program.finish()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'arguments',
-  [
-    pytest.param(
-      (
-        f'--flagfile={commands.ROOT}/tasks/recipes/movielens_fed_recon.flags',
-        '--rounds=60',
-        '--evaluate_every=10',
-      ),
-      id='recipe',
-      marks=pytest.mark.skipif(
-        not os.environ.get('TFF_PARTIAL_DATA_DIR'),
-        reason='needs TFF_PARTIAL_DATA_DIR',
-      ),
-    ),
-    pytest.param(
-      ('--data=synthetic', '--rounds=400', '--evaluate_every=50', '--jit=auto'),
-      id='auto',
-    ),
-    pytest.param(
-      (
-        '--data=synthetic',
-        '--rounds=40',
-        '--evaluate_every=10',
-        '--clients_per_round=20',
-        '--runtime=native',
-      ),
-      id='native',
-    ),
-  ],
-)
-def test_kills_at_random_moments_change_nothing(tmp_path, arguments, request):
-  seed = int(np.random.SeedSequence().generate_state(1)[0])
-  print('The moments are those of seed', seed)
-  generator = np.random.default_rng(seed)
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  table = killed / 'metrics.csv'
-  if request.node.callspec.id == 'auto':
-    # What is faster is measured, hence a matter of chance: both go on from a
-    # checkpoint that knows what was chosen.
-    checkpoint = killed / 'checkpoints' / 'round_50'
-    _kill_when(checkpoint.exists, (*arguments, f'--output_dir={killed}'))
-    shutil.copytree(killed, whole)
-  outcome = commands.run_program(
-    commands.command('train', *arguments, f'--output_dir={whole}')
-  )
-  assert outcome.status == 0, outcome
-  for _ in range(4):
-    before = table.stat().st_mtime_ns if table.exists() else 0
-
-    outcome = _kill_when(
-      lambda before=before: (
-        table.exists()
-        and table.stat().st_mtime_ns != before
-        and generator.random() < 0.02
-      ),
-      (*arguments, f'--output_dir={killed}'),
-    )
-  assert outcome.status == -signal.SIGKILL or (killed / 'result.json').exists()
-  outcome = commands.run_program(
-    commands.command('train', *arguments, f'--output_dir={killed}')
-  )
-  assert outcome.status == 0, outcome
-  assert repeatable_rows(killed) == repeatable_rows(whole)
-  result, expected = _result(killed), _result(whole)
-  if request.node.callspec.id == 'auto':
-    for each in (result, expected):
-      # The loop over the test clients was not chosen yet.
-      each.pop('test')
-      each['best'].pop('test')
-      each.pop('jit_choices')
-  assert _repeatable(result) == _repeatable(expected)

@@ -145,25 +145,6 @@ def test_without_the_words_no_program_goes_on(copy, draws):
 
 
 @pytest.mark.slow
-def test_words_of_another_run_are_refused(copy):
-  folder = Folder(str(copy))
-  kept = folder.read_released()
-  assert kept is not None
-  folder.keep_released({**kept, 'words': kept['words'][::-1]})
-  for name, *flags in (('evaluate',), ('train', *_PRIVATE, '--rounds=2')):
-    outcome = run_here(name, *flags, f'--output_dir={copy}')
-    commands.is_for_users(outcome, 'another', 'such as a private vocabulary')
-
-
-@pytest.mark.slow
-def test_a_damaged_file_of_words_is_refused(copy):
-  path = copy / RELEASED_FILE
-  path.write_text(path.read_text().replace('"words": ["', '"words": ["a'))
-  outcome = run_here('evaluate', f'--output_dir={copy}')
-  commands.is_for_users(outcome, f'{RELEASED_FILE}: the file is damaged')
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('flags', 'said'),
   [

@@ -182,30 +182,3 @@ def test_without_targets_there_is_no_loss():
     losses = build_loss(_TOKENS)(labels, scores)
   assert not losses.numpy().any()
   assert not tape.gradient(losses, scores).numpy().any()
-
-
-@pytest.mark.slow
-def test_a_training_step_is_the_same_under_xla(model):
-  held = {tier: model.initial_weights(tier, [0, 1]) for tier in model.tiers}
-
-  def gradients(weights):
-    with tf.GradientTape() as tape:
-      tape.watch(weights)
-      logits, _ = model.predict(
-        weights, {}, tf.constant(_READ), training=True, seed=[0, 1]
-      )
-      value = model.loss(
-        tf.constant(_LABELS), logits, tf.ones([4]), tf.fill([4], True)
-      )
-    found = tape.gradient(value.objective, weights)
-    return tf.nest.map_structure(tf.convert_to_tensor, found)
-
-  plain, fused = (
-    tf.function(gradients, jit_compile=jit, autograph=False)(held)
-    for jit in (False, True)
-  )
-  tf.nest.map_structure(
-    lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6),
-    plain,
-    fused,
-  )

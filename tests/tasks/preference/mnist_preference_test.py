@@ -284,23 +284,6 @@ def test_what_is_not_liked_is_of_no_type_for_the_triplet_loss():
 
 
 @pytest.mark.slow
-def test_pfedkm_clusters_the_gradient_of_the_whole_model():
-  task = _load(num_users=10)
-  model = task.model_with('clusters')
-  sizes = {v.name: np.prod(v.shape) for v in model.trainable('global')}
-  centers = sizes.pop('prototypes/vectors')
-  assert set(sizes) > {'convolution_1/kernel', 'global_head/bias'}
-  assert centers == 10 * sum(sizes.values())
-  assert [v.name for v in model.trainable('group')] == [
-    'head/kernel',
-    'head/bias',
-  ]
-  # The other clusters that of 64 features and one, for two labels.
-  (own,) = task.model_with('head_clusters').trainable('local')
-  assert tuple(own.shape) == (130,)
-
-
-@pytest.mark.slow
 def test_the_type_head_can_be_left_out_of_the_loss():
   labels = tf.constant([[1, 3, 3, 0], [0, 5, 3, 0]])
   logits = tf.constant([[0.2, -0.1], [1.0, 0.5]])

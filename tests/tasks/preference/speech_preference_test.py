@@ -13,7 +13,6 @@ from tasks.preference import speech as speech_preference
 from tasks.preference import speech_models
 from tasks.task import Data
 import tff_partial
-from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 
@@ -125,25 +124,6 @@ def test_the_head_sees_features_and_embedding():
 
 
 # ---- the task ----------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_users_come_with_what_they_think(task, model):
-  support, _ = task.tests['seen'].split
-  spec = {**model.example_spec, **support.fields}
-  clients = task.clients('test', spec)
-  (value,) = clients.cohort(['6-0001'], sampling.client_seeds(['6-0001'], 0))
-  assert int(value['count']) == 30
-  liked, voice, group, is_prototypical = value['examples']['y'].T
-  assert len(set(is_prototypical)) == 1  # A user is or is not.
-  np.testing.assert_array_equal(liked, voice == 6)
-  assert (group == 6).all()
-  assert (liked[:20].sum(), liked[20:].sum()) == (10, 5)
-  pictures = value['examples']['x']
-  assert (pictures.shape, pictures.dtype) == ((30, 40, 48), np.uint8)
-  assert {v.name for v in model.trainable('local')} == {
-    'personal_embedding/own'
-  }
 
 
 @pytest.mark.slow
