@@ -19,7 +19,7 @@ from tasks.next_word.sentences import Message
 from tasks.next_word.sentences import Sentences
 from tff_partial import random_bits
 
-_TOPICS, _OF_TOPIC = 6, 20
+_COMMON, _TOPICS, _OF_TOPIC = 200, 6, 20
 _OWN = 4  # Names of an author.
 _SHORTEST, _LONGEST = 4, 12  # Tokens of a sentence, including its last mark.
 # Probability that a token is a word of the author's topic, or one of its names.
@@ -44,7 +44,6 @@ def generate(
   num_authors: int = 60,
   sentences_per_author: int = 40,
   *,
-  num_common: int = 200,
   limits: Limits | None = None,
   seed: int = 0,
 ) -> Sentences:
@@ -54,17 +53,16 @@ def generate(
     num_authors: Number of authors.
     sentences_per_author: Mean number of an author's sentences; it varies from
       half to one and a half times as many.
-    num_common: Number of common words.
     limits: Limits on what is used; by default none.
     seed: Seed of all draws.
   """
   generator = random_bits.generator('next word', seed, 'synthetic')
-  frequency = 1.0 / np.arange(1, num_common + 1)
+  frequency = 1.0 / np.arange(1, _COMMON + 1)
   language = _Language(
     frequency / frequency.sum(),
-    generator.integers(num_common, size=num_common + _TOPICS * _OF_TOPIC),
+    generator.integers(_COMMON, size=_COMMON + _TOPICS * _OF_TOPIC),
   )
-  names = [f'w{word}' for word in range(num_common)]
+  names = [f'w{word}' for word in range(_COMMON)]
   names += [f't{t}_{word}' for t in range(_TOPICS) for word in range(_OF_TOPIC)]
   messages: list[Message] = []
   for author in range(num_authors):

@@ -14,6 +14,9 @@ import numpy as np
 from tasks.subreddit import data as subreddit_data
 
 _COMMON_WORDS, _TOPIC_WORDS = 60, 12
+# Concentration of the symmetric Dirichlet distribution of an author's choices:
+# the smaller, the fewer subreddits an author has.
+_LOYALTY = 0.5
 _FIRST_SECOND = 1_500_000_000
 _SYLLABLES = [c + v for c in 'bdfgklmnprstvz' for v in 'aeiou']
 
@@ -23,9 +26,6 @@ def comments(
   num_subreddits: int = 6,
   comments_per_author: int = 60,
   seed: int = 0,
-  *,
-  loyalty: float = 0.5,
-  topicality: float = 0.3,
 ) -> subreddit_data.Documents:
   """Invent comments.
 
@@ -35,18 +35,15 @@ def comments(
     comments_per_author: Mean number of an author's comments; it varies from
       half to one and a half times as many.
     seed: Seed of all draws.
-    loyalty: Concentration of the symmetric Dirichlet distribution of an
-      author's choices: the smaller, the fewer subreddits an author has.
-    topicality: Probability that a word belongs to the comment's subreddit.
   """
   generator = subreddit_data.generator(seed, 'comments')
   words, topics = _words(generator, num_subreddits)
   records = []
   for author in range(num_authors):
-    favour = generator.dirichlet(np.full(num_subreddits, loyalty))
+    favour = generator.dirichlet(np.full(num_subreddits, _LOYALTY))
     for time in _times(generator, comments_per_author):
       subreddit = int(generator.choice(num_subreddits, p=favour))
-      text = _sentence(generator, words, topics[subreddit], topicality)
+      text = _sentence(generator, words, topics[subreddit], 0.3)
       records.append((f'author{author:04d}', f'r{subreddit}', time, text))
   return subreddit_data.from_records('synthetic', records)
 
@@ -58,7 +55,6 @@ def messages(
   seed: int = 0,
   *,
   taste_scale: float = 2.5,
-  topicality: float = 0.5,
 ) -> subreddit_data.Documents:
   """Invent messages with a label: 1 if a suggestion is clicked on.
 
@@ -71,7 +67,6 @@ def messages(
     messages_per_user: Mean number of a user's messages.
     seed: Seed of all draws.
     taste_scale: Standard deviation of a user's taste for a topic.
-    topicality: Probability that a word belongs to the message's topic.
   """
   generator = subreddit_data.generator(seed, 'messages')
   words, topics = _words(generator, num_topics)
@@ -83,7 +78,7 @@ def messages(
       topic = int(generator.integers(num_topics))
       logit = -1.0 + habit + taste[topic]
       clicks = int(generator.random() < 1.0 / (1.0 + np.exp(-logit)))
-      text = _sentence(generator, words, topics[topic], topicality)
+      text = _sentence(generator, words, topics[topic], 0.5)
       records.append((f'user{user:04d}', clicks, time, text))
   return subreddit_data.from_records('synthetic', records, labels=(0, 1))
 
@@ -116,6 +111,7 @@ def _sentence(
   topic: Sequence[str],
   topicality: float,
 ) -> str:
+  """Invent a text, whose words belong to its topic with that probability."""
   number = int(generator.integers(3, 9))
   of_topic = generator.random(number) < topicality
   places = generator.random(number)
