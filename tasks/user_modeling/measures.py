@@ -182,12 +182,9 @@ class _Users:
       doa = gain = float('nan')
       if np.isfinite(hidden).all():
         doa = ranking.degree_of_agreement(
-          hidden,
-          np.concatenate(self._given),
-          across_clients=self._clients,
-          ties=0.5,
-        ).mean
-        gain = ranking.ndcg(hidden, np.concatenate(self._predicted)).mean
+          hidden, np.concatenate(self._given), self._clients
+        )
+        gain = ranking.ndcg(hidden, np.concatenate(self._predicted))
       found.update({f'doa{way}': doa, f'ndcg{way}': gain})
     return found
 

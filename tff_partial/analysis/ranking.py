@@ -6,36 +6,8 @@ compares users by one attribute, NDCG compares attributes of one user.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
-
-
-class Agreement(NamedTuple):
-  """The degree of agreement between characteristics and answers.
-
-  Attributes:
-    mean: DOA, from 0 to 1: the mean over the attributes that have pairs; NaN
-      if there is none.
-    by_attribute: DOA(k), `[attributes]`; NaN where no pair counts.
-    num_pairs: The number of pairs of users that count, int64 `[attributes]`.
-  """
-
-  mean: float
-  by_attribute: np.ndarray
-  num_pairs: np.ndarray
-
-
-class Gain(NamedTuple):
-  """The normalized discounted cumulative gain of users.
-
-  Attributes:
-    mean: NDCG, the mean over the users who have one; NaN if none has.
-    by_user: NDCG(u), `[users]`; NaN for users with nothing to rank.
-  """
-
-  mean: float
-  by_user: np.ndarray
 
 
 def mean_answers(
@@ -74,49 +46,41 @@ def mean_answers(
 
 
 def degree_of_agreement(
-  hidden: np.ndarray,
-  answers: np.ndarray,
-  *,
-  across_clients: Sequence[Any] | None = None,
-  ties: float = 0.0,
-) -> Agreement:
+  hidden: np.ndarray, answers: np.ndarray, clients: Sequence[str]
+) -> float:
   """Count how often the user with more of an attribute answers better (Eq. 9).
 
-  DOA(k) is the share with g_ak > g_bk among the pairs of users (a, b) who both
-  answered items with the attribute k and have h_ak > h_bk. So pairs with equal
-  h do not count. Pairs with equal g count as disagreeing, like the paper's
-  indicator, which costs much if answers have few values; with `ties=0.5`, an
-  uninformative h gets one half. The printed factor |U_c1| |U_c2| / sum I turns
-  a mean over all pairs into one over those who both answered, which a ratio of
-  counts is already. The printed mean divides by all attributes; here those
-  without a pair are left out.
+  DOA(k) is the share with g_ak > g_bk among the pairs of users (a, b) of
+  different clients who both answered items with the attribute k and have
+  h_ak > h_bk. So pairs with equal h do not count. Pairs with equal g count one
+  half, so that an uninformative h gets one half; the paper's indicator counts
+  them as disagreeing, which costs much if answers have few values. The printed
+  factor |U_c1| |U_c2| / sum I turns a mean over all pairs into one over those
+  who both answered, which a ratio of counts is already. The printed mean
+  divides by all attributes; here those without a pair are left out.
 
   Args:
     hidden: h, floats `[users, attributes]`, all finite.
     answers: The users' mean answers g, `[users, attributes]`, NaN where a user
       answered no such item; see `mean_answers`.
-    across_clients: The client of each user, `[users]`: pairs are then users of
-      different clients (U_c1 and U_c2 in the paper), of all pairs of clients
-      together. By default any two users are a pair.
-    ties: The weight of a pair with equal g, from 0 to 1.
+    clients: The client of each user, `[users]`.
+
+  Returns:
+    DOA, from 0 to 1: the mean over the attributes that have pairs; NaN if there
+    is none.
   """
   hidden, answers = (np.asarray(x, np.float64) for x in (hidden, answers))
-  client = np.arange(len(hidden))
-  if across_clients is not None:
-    names = [str(name) for name in across_clients]
-    client = np.unique(names, return_inverse=True)[1]
+  client = np.unique(clients, return_inverse=True)[1]
   shares = np.full(hidden.shape[1], np.nan)
-  num_pairs = np.zeros(hidden.shape[1], np.int64)
   for k in range(hidden.shape[1]):
     is_known = ~np.isnan(answers[:, k])
     c, h, g = client[is_known], hidden[is_known, k], answers[is_known, k]
     is_pair = (h[:, np.newaxis] > h) & (c[:, np.newaxis] != c)
     agreeing = np.count_nonzero(is_pair & (g[:, np.newaxis] > g))
     tied = np.count_nonzero(is_pair & (g[:, np.newaxis] == g))
-    num_pairs[k] = np.count_nonzero(is_pair)
-    if num_pairs[k]:
-      shares[k] = (agreeing + ties * tied) / num_pairs[k]
-  return Agreement(_mean(shares), shares, num_pairs)
+    if pairs := np.count_nonzero(is_pair):
+      shares[k] = (agreeing + 0.5 * tied) / pairs
+  return _mean(shares)
 
 
 def _mean(values: np.ndarray) -> float:
@@ -128,9 +92,7 @@ def _mean(values: np.ndarray) -> float:
 # ---- attributes of one user --------------------------------------------------
 
 
-def ndcg(
-  hidden: np.ndarray, predicted_order: np.ndarray, *, shift: bool = True
-) -> Gain:
+def ndcg(hidden: np.ndarray, predicted_order: np.ndarray) -> float:
   """Compare the order of predicted answers with that of h (Eq. 10).
 
   DCG(u) = sum_k h_uk / (log2(k) + 1), read as printed, so the first two
@@ -140,18 +102,18 @@ def ndcg(
   same in the order of h itself. Attributes without a prediction are left out of
   both, as are users with nothing to rank.
 
-  The printed formula assumes h of 0 or more. With negative h its value may be
-  outside [0, 1] or have the wrong sign, as IDCG(u) may be negative. With
-  `shift`, gains are h minus the user's smallest h: then NDCG(u) is above 0 and
-  at most 1, and adding a constant to all h of a user changes nothing. If h is
-  positive, the same model has lower values with `shift`, so values with and
-  without it cannot be compared.
+  The printed formula assumes h of 0 or more: with negative h its value may be
+  outside [0, 1] or have the wrong sign, as IDCG(u) may be negative. So gains
+  are h minus the user's smallest h: then NDCG(u) is above 0 and at most 1, and
+  adding a constant to all h of a user changes nothing.
 
   Args:
     hidden: h, floats `[users, attributes]`, all finite.
     predicted_order: The users' mean predicted answers, `[users, attributes]`,
       NaN where there is none; see `mean_answers`.
-    shift: True if gains are h minus the user's smallest h; False for h itself.
+
+  Returns:
+    The mean over the users who have one; NaN if none has.
   """
   hidden = np.asarray(hidden, np.float64)
   predicted_order = np.asarray(predicted_order, np.float64)
@@ -160,12 +122,12 @@ def ndcg(
   for user, (h, order) in enumerate(zip(hidden, predicted_order, strict=True)):
     is_known = ~np.isnan(order)
     h, order = h[is_known], order[is_known]
-    if shift and h.size:
+    if h.size:
       h = h - h.min()
     ideal = np.sort(h)[::-1] @ discounts[: h.size]
     if ideal != 0.0:
       gains[user] = h @ _discounts_of(order, discounts) / ideal
-  return Gain(_mean(gains), gains)
+  return _mean(gains)
 
 
 def _discounts_of(order: np.ndarray, discounts: np.ndarray) -> np.ndarray:

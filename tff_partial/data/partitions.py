@@ -131,7 +131,6 @@ def by_label(
   num_clients: int,
   labels_per_client: int = 2,
   *,
-  size_deviation: float = 0.5,
   min_examples: int = 1,
   seed: int = 0,
 ) -> Partition:
@@ -150,8 +149,6 @@ def by_label(
     num_clients: Number of clients. If there are fewer than labels, examples of
       labels that no client holds are left out.
     labels_per_client: Number of labels of each.
-    size_deviation: Standard deviation of the shares' logarithm; 0 for equal
-      shares.
     min_examples: Minimum number of a client's examples of each of its labels.
     seed: Seed of shares and examples.
 
@@ -164,10 +161,6 @@ def by_label(
     raise ClientDataError(
       f'{num_clients} clients with {labels_per_client} labels each are not '
       f'possible. Give at least 1 client, and 1 to {len(known)} labels.'
-    )
-  if size_deviation < 0:
-    raise ClientDataError(
-      f'size_deviation={size_deviation} is no deviation. Give 0 or more.'
     )
   holders: dict[int, list[int]] = {label: [] for label in range(len(known))}
   for client in range(num_clients):
@@ -185,7 +178,7 @@ def by_label(
       )
     draw = random_bits.generator(seed, 'labels', known[place].item())
     examples = draw.permutation(examples)
-    shares = np.cumsum(draw.lognormal(0.0, size_deviation, len(clients)))
+    shares = np.cumsum(draw.lognormal(0.0, 0.5, len(clients)))
     ends = min_examples * np.arange(1, len(clients) + 1) + np.rint(
       rest * shares / shares[-1:]
     ).astype(int)
