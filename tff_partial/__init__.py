@@ -36,6 +36,8 @@ if TYPE_CHECKING:
   from tff_partial import terms
   from tff_partial import tiers
   from tff_partial import training
+  from tff_partial.analysis.comparisons import compare
+  from tff_partial.analysis.comparisons import Comparison
   from tff_partial.checks.independent_aggregation import (
     check_independent_aggregation,
   )
@@ -85,6 +87,7 @@ __all__ = [
   'Aggregation',
   'ClientStore',
   'ClientWeighting',
+  'Comparison',
   'EvaluationSet',
   'Exact',
   'Interleaved',
@@ -108,6 +111,7 @@ __all__ = [
   'checks',
   'client_state',
   'client_statistics',
+  'compare',
   'compose',
   'composition',
   'contexts',
@@ -153,6 +157,7 @@ __all__ = [
 
 # Where those that are no modules of this folder are defined.
 _HOMES = {
+  'analysis.comparisons': ['Comparison', 'compare'],
   'checks.independent_aggregation': ['check_independent_aggregation'],
   'checks.independent_training': ['check_independent_training'],
   'composition': ['Aggregation', 'compose'],

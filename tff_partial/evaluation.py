@@ -110,6 +110,12 @@ class Evaluation(NamedTuple):
       )
     return (collections.OrderedDict(server=server_state),)
 
+  @property
+  def is_stateless(self) -> bool:
+    """True if it reads nothing of what clients remember from training."""
+    taken = self.initialize_client.type_signature.result
+    return isinstance(taken, tff.StructType) and not len(taken)
+
   def __repr__(self) -> str:
     """Return a description of the model that is measured."""
     lines = (f'  {line}' for line in repr(self.model).splitlines())

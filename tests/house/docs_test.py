@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn import datasets
+import tensorflow as tf
 
+import tff_partial
 from tff_partial import runtimes
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,6 +41,27 @@ def test_the_study_compares_methods_and_counts_epsilon():
   assert known['trained'].client_store is not None
   assert known['state'].client_work['round'] == 10
   assert 0.0 < known['measured']['rmse'] < 2.0 * deviation
+
+
+@pytest.mark.slow
+def test_ten_methods_are_compared(monkeypatch):
+  """One round of one seed, on scikit-learn's digits in place of MNIST."""
+  digits = datasets.load_digits()
+  images = np.kron(digits.images, np.ones([1, 4, 4]))[:, 2:-2, 2:-2]
+  monkeypatch.setattr(
+    tf.keras.datasets.mnist,
+    'load_data',
+    lambda: ((images * 16, digits.target), None),
+  )
+  compare = tff_partial.compare
+
+  def small(methods, clients, **options):
+    options |= {'rounds': 1, 'seeds': [0]}
+    return compare(methods, clients, **options)
+
+  monkeypatch.setattr(tff_partial, 'compare', small)
+  table = _run('docs/compare.md', {})['found'].table()
+  assert len(table) == 10 and table['mean'].between(0.02, 1.0).all()
 
 
 def test_the_page_on_privacy_plans_what_it_says():

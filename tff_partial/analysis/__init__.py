@@ -8,6 +8,8 @@ display and without changing the caller's matplotlib settings.
 from tff_partial._environment import lazily as _lazily
 
 __all__ = [
+  'communication',
+  'comparisons',
   'confusion',
   'curves',
   'embeddings',

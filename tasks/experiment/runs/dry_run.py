@@ -11,11 +11,11 @@ from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
 from tasks.experiment.runs import releasing
 from tasks.experiment.runs import running
-from tasks.experiment.runs.communication import communication
 from tasks.experiment.runs.folder import Folder
 from tasks.experiment.trainable import Trainable
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.analysis.communication import communication
 from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks
 from tff_partial.training import evaluation_sets

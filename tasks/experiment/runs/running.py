@@ -19,12 +19,12 @@ from tasks.experiment.options.loop import Output
 from tasks.experiment.runs import measuring
 from tasks.experiment.runs import releasing
 from tasks.experiment.runs import user_vectors
-from tasks.experiment.runs.communication import communication
 from tasks.experiment.runs.folder import finite
 from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.result import Result
 from tasks.experiment.trainable import Trainable
 from tff_partial import runtimes
+from tff_partial.analysis.communication import communication
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import metrics_log
 from tff_partial.training import programs

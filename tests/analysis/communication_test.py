@@ -5,9 +5,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import baselines
-from tasks.experiment.runs.communication import communication
 import tff_partial
 from tff_partial import algorithms
+from tff_partial.analysis.communication import communication
 from tff_partial.composition import Aggregation
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd

@@ -1,0 +1,173 @@
+"""Comparisons of methods over seeds: what a reader can redo by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+import tensorflow as tf
+
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import Phase
+from tff_partial import sgd
+from tff_partial.analysis.comparisons import Comparison
+from tff_partial.analysis.errors import AnalysisError
+
+
+def _invented(higher_is_better=True) -> Comparison:
+  """Two methods, three seeds and twenty clients; the second is better by .1."""
+  draw = np.random.default_rng(0)
+  runs, clients = [], []
+  for seed in range(3):
+    of_first = draw.uniform(0, 0.5, 20)
+    for method, gain in (('one', 0.0), ('other', 0.1)):
+      own = of_first + gain
+      if method == 'other':
+        own[:5] -= 0.3  # A quarter of the clients are worse off.
+      clients.append(
+        pd.DataFrame(
+          {'client': [f'c{k}' for k in range(20)], 'accuracy': own}
+        ).assign(method=method, seed=seed)
+      )
+      runs.append(
+        {
+          'method': method,
+          'seed': seed,
+          'accuracy': 0.5 + gain + 0.01 * seed * (1 + gain),
+          'diverged': False,
+          'best_round': None,
+          'download_bytes': 2_000,
+          'upload_bytes': 1_000,
+          'seconds_round': 0.5,
+        }
+      )
+  history = [
+    {'method': run['method'], 'seed': run['seed'], 'round': k, 'loss': 1 / k}
+    for run in runs
+    for k in (1, 2)
+  ]
+  return Comparison(
+    'accuracy',
+    higher_is_better,
+    pd.DataFrame(runs),
+    pd.concat(clients, ignore_index=True),
+    pd.DataFrame(history),
+  )
+
+
+def test_summary_by_hand() -> None:
+  found = _invented()
+  table = found.table()
+  assert list(table.index) == ['one', 'other']
+  assert table.loc['one', 'mean'] == pytest.approx(0.51)
+  assert table.loc['one', 'std'] == pytest.approx(0.01)
+  # Student's t with two degrees of freedom: 4.303.
+  assert table.loc['one', 'ci95'] == pytest.approx(4.3027 * 0.01 / 3**0.5, 1e-4)
+  assert table.loc['other', 'difference'] == pytest.approx(0.101)
+  gains = [0.1, 0.101, 0.102]
+  assert table.loc['other', 'p'] == pytest.approx(
+    stats.ttest_1samp(gains, 0).pvalue
+  )
+  assert np.isnan(table.loc['one', 'hurt'])
+  assert table.loc['other', 'hurt'] == pytest.approx(0.25)
+  own = found.clients[found.clients['method'] == 'one']
+  worst = own.groupby('seed')['accuracy'].apply(lambda x: np.sort(x)[:2].mean())
+  assert table.loc['one', 'worst_decile'] == pytest.approx(worst.mean())
+
+
+def test_lower_may_be_better() -> None:
+  found = _invented(higher_is_better=False)
+  assert found.table().loc['other', 'hurt'] == pytest.approx(0.75)
+  assert '**0.510 ± 0.010**' in found.to_markdown()
+
+
+def test_table_as_text() -> None:
+  found = _invented()
+  one, other = found.to_markdown().splitlines()[2:]
+  assert one.startswith('| one | 0.510 ± 0.010 |  | ')
+  assert other.startswith('| other | **0.611 ± 0.011** | +0.101 (p = ')
+  assert '| 25% | 1.0 | 0.50 |' in other
+  latex = found.to_latex()
+  assert r'\textbf{0.611 $\pm$ 0.011}' in latex and r'25\%' in latex
+  assert latex.count(r'\\') == 3
+
+
+def test_a_diverged_run_is_in_no_mean() -> None:
+  found = _invented()
+  lost = (found.runs['method'] == 'other') & (found.runs['seed'] == 2)
+  found.runs.loc[lost, ['accuracy', 'diverged']] = [np.nan, True]
+  row = found.table().loc['other']
+  assert row['diverged'] == 1 and row['mean'] == pytest.approx(0.6055)
+
+
+def test_curves_are_of_what_was_recorded() -> None:
+  assert _invented().draw('loss').axes[0].get_xlabel() == 'round'
+  with pytest.raises(AnalysisError, match=r"'price'. Choose one of \['loss'\]"):
+    _invented().draw('price')
+
+
+def _method(build, measure):
+  def of_seed(seed):
+    model = tff_partial.from_keras(
+      lambda: tf.keras.Sequential(
+        [tf.keras.Input([2]), tf.keras.layers.Dense(1, name='own')]
+      ),
+      loss='mse',
+      seed=seed,
+    )
+    return build(model, training=Phase(optimizer=sgd(0.1))), measure(model)
+
+  return of_seed
+
+
+def test_methods_are_trained_and_tested(tmp_path) -> None:
+  """A run that was stopped goes on: the same numbers, of all methods."""
+  methods = {
+    'FedAvg': _method(algorithms.build_fed_avg, algorithms.build_fed_avg_eval),
+    'Ditto (own)': _method(
+      lambda model, training: algorithms.build_ditto(
+        model, training=training, personal=training
+      ),
+      algorithms.build_ditto_eval,
+    ),
+  }
+  draw = np.random.default_rng(0)
+  data = {}
+  for k in range(4):
+    x = draw.normal(size=[10, 2]).astype(np.float32)
+    data[f'c{k}'] = {'x': x, 'y': (x[:, :1] * k).astype(np.float32)}
+
+  def compare(rounds, folder):
+    return tff_partial.compare(
+      methods,
+      lambda spec: tff_partial.pack(data, spec),
+      metric='loss',
+      higher_is_better=False,
+      rounds=rounds,
+      clients_per_round=4,
+      seeds=[0, 1],
+      output_dir=tmp_path / folder,
+      show_progress=False,
+    )
+
+  compare(3, 'parts')
+  parts, whole = compare(6, 'parts'), compare(6, 'whole')
+  pd.testing.assert_series_equal(parts.runs['loss'], whole.runs['loss'])
+  pd.testing.assert_frame_equal(parts.clients, whole.clients)
+  assert (tmp_path / 'parts' / 'ditto_own' / 'seed_1').is_dir()
+  assert len(whole.clients) == 2 * 2 * 4
+  table = whole.table()
+  assert table['difference']['Ditto (own)'] < 0
+  assert table['upload_bytes']['FedAvg'] == 12
+
+
+def test_something_is_compared() -> None:
+  with pytest.raises(AnalysisError, match='at least one method'):
+    tff_partial.compare(
+      {},
+      lambda spec: None,
+      metric='loss',
+      higher_is_better=False,
+      rounds=1,
+      clients_per_round=1,
+    )

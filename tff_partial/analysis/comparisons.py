@@ -1,0 +1,366 @@
+"""Comparisons of methods: each is trained and tested, over several seeds.
+
+    methods = {'FedAvg': lambda seed: (process, evaluation), 'FedPer': ...}
+    found = tff_partial.compare(
+      methods, clients, metric='accuracy', higher_is_better=True,
+      rounds=100, clients_per_round=10)
+    print(found.to_markdown())
+
+All methods have the same clients, rounds and seeds, and are measured by one
+rule. Differences are taken between runs of the same seed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import os
+import pathlib
+import re
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from tff_partial import evaluation as evaluation_lib
+from tff_partial import processes
+from tff_partial.analysis import figures
+from tff_partial.analysis.communication import communication
+from tff_partial.analysis.errors import AnalysisError
+from tff_partial.data import cohorts
+from tff_partial.data import examples
+from tff_partial.training import evaluation_sets
+from tff_partial.training import programs
+from tff_partial.training import selection
+
+# From a seed to a method: what is trained, and how it is measured.
+Method: TypeAlias = Callable[
+  [int], tuple[processes.PartialProcess, evaluation_lib.Evaluation]
+]
+# From the spec of an example to clients, such as
+# `lambda spec: tff_partial.from_pandas(frame, spec, ...)`.
+Clients: TypeAlias = Callable[[examples.ExampleSpec], cohorts.ClientSource]
+
+_SHARE = 0.1  # Of the clients that are worst off.
+_CONFIDENCE = 0.95
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+  """Results of some methods over seeds.
+
+  Attributes:
+    metric: The metric that is compared.
+    higher_is_better: True if a larger value is better.
+    runs: A row for each method and seed: the pooled test metric, whether the
+      run `diverged`, the `best_round` by validation, bytes that a client
+      downloads and uploads in a round, and seconds of a round.
+    clients: A row for each method, seed and measured test client, with all
+      metrics of the client.
+    history: A row for each method, seed and round: what the run recorded.
+  """
+
+  metric: str
+  higher_is_better: bool
+  runs: pd.DataFrame
+  clients: pd.DataFrame
+  history: pd.DataFrame
+
+  def table(self) -> pd.DataFrame:
+    """Summarize each method over seeds, in the order of the methods.
+
+    Returns:
+      By method: `mean` and `std` (of a sample) of the metric; `ci95`, half the
+      width of its 95 % confidence interval by Student's t; `difference` to the
+      first method, a mean over pairs of one seed, and `p`, that of the paired t
+      test; `worst_decile`, the mean over the tenth of clients that are worst
+      off; `hurt`, the share of clients that are worse off than with the first
+      method; `diverged` runs, which are in no other column but these; bytes a
+      round, and seconds.
+    """
+    methods = list(dict.fromkeys(self.runs['method']))
+    rows = [self._row(method, methods[0]) for method in methods]
+    return pd.DataFrame(rows, index=pd.Index(methods, name='method'))
+
+  def _row(self, method: str, first: str) -> dict[str, float]:
+    values = self._by_seed(method)
+    number = len(values)
+    deviation = values.std() if number > 1 else np.nan
+    quantile = stats.t.ppf((1 + _CONFIDENCE) / 2, max(number - 1, 1))
+    difference, p = np.nan, np.nan
+    if method != first:
+      pairs = (values - self._by_seed(first)).dropna()
+      difference = pairs.mean()
+      if len(pairs) > 1 and pairs.std() > 0:
+        p = stats.ttest_1samp(pairs, 0.0).pvalue
+    own = self.runs[self.runs['method'] == method]
+    return {
+      'mean': values.mean(),
+      'std': deviation,
+      'ci95': quantile * deviation / np.sqrt(number) if number else np.nan,
+      'difference': difference,
+      'p': p,
+      'worst_decile': self._worst(method),
+      'hurt': np.nan if method == first else self._hurt(method, first),
+      'diverged': int(own['diverged'].sum()),
+      'download_bytes': own['download_bytes'].mean(),
+      'upload_bytes': own['upload_bytes'].mean(),
+      'seconds_round': own['seconds_round'].mean(),
+    }
+
+  def _by_seed(self, method: str) -> pd.Series:
+    """Return the metric of a method's runs that ended well, by seed."""
+    own = self.runs[self.runs['method'] == method].set_index('seed')
+    return own[self.metric].dropna()
+
+  def _of_clients(self, method: str) -> pd.Series:
+    """Return the metric of each client of a method, by seed and client."""
+    own = self.clients[self.clients['method'] == method]
+    return own.set_index(['seed', 'client'])[self.metric].dropna()
+
+  def _worst(self, method: str) -> float:
+    values = self._of_clients(method)
+
+    def of_seed(found: pd.Series) -> float:
+      ordered = found.sort_values(ascending=self.higher_is_better)
+      return float(ordered.iloc[: max(1, round(_SHARE * len(ordered)))].mean())
+
+    return float(values.groupby('seed').apply(of_seed).mean())
+
+  def _hurt(self, method: str, first: str) -> float:
+    gain = (self._of_clients(method) - self._of_clients(first)).dropna()
+    worse = gain < 0 if self.higher_is_better else gain > 0
+    return float(worse.groupby('seed').mean().mean())
+
+  def _texts(self, bold: str) -> pd.DataFrame:
+    """Return the table as text, the best mean between `bold` marks."""
+    table = self.table()
+    ordered = table['mean'].sort_values(ascending=not self.higher_is_better)
+    best = ordered.index[0]
+
+    def number(value: float, form: str = '.3f') -> str:
+      return '' if np.isnan(value) else format(value, form)
+
+    rows = []
+    for method, row in table.iterrows():
+      mean = number(row['mean'])
+      if not np.isnan(row['std']):
+        mean += f' ± {number(row["std"])}'
+      if method == best:
+        mean = bold.format(mean)
+      p = f' (p = {number(row["p"], ".2g")})' if not np.isnan(row['p']) else ''
+      rows.append(
+        {
+          'method': method,
+          self.metric: mean,
+          'difference': number(row['difference'], '+.3f') + p,
+          'worst tenth': number(row['worst_decile']),
+          'hurt': number(row['hurt'], '.0%'),
+          'kB up': number(row['upload_bytes'] / 1e3, '.1f'),
+          's a round': number(row['seconds_round'], '.2f'),
+        }
+      )
+    return pd.DataFrame(rows).set_index('method')
+
+  def to_markdown(self) -> str:
+    """Format the table in Markdown, with the best mean in bold."""
+    texts = self._texts('**{}**').reset_index()
+    lines = ['| ' + ' | '.join(texts.columns) + ' |', '|---' * texts.shape[1]]
+    lines[1] += '|'
+    lines += ['| ' + ' | '.join(row) + ' |' for row in texts.to_numpy()]
+    return '\n'.join(lines)
+
+  def to_latex(self) -> str:
+    """Format the table in LaTeX for `booktabs`, with the best mean in bold."""
+    texts = self._texts(r'\textbf{{{}}}').reset_index()
+    rows = [list(texts.columns), *texts.to_numpy().tolist()]
+    lines = [f'{" & ".join(row)} \\\\' for row in rows]
+    for plain, escaped in (('%', r'\%'), ('_', r'\_'), ('±', r'$\pm$')):
+      lines = [line.replace(plain, escaped) for line in lines]
+    columns = 'l' + 'r' * (texts.shape[1] - 1)
+    return '\n'.join(
+      [
+        rf'\begin{{tabular}}{{{columns}}}',
+        r'\toprule',
+        lines[0],
+        r'\midrule',
+        *lines[1:],
+        r'\bottomrule',
+        r'\end{tabular}',
+      ]
+    )
+
+  def draw(self, column: str = 'loss') -> figures.Figure:
+    """Draw a column of the history over rounds, a line for each method.
+
+    Args:
+      column: Such as `loss`, or `validation_accuracy`.
+
+    Returns:
+      A figure of means over seeds, with a band of a standard deviation.
+
+    Raises:
+      AnalysisError: If no run recorded it.
+    """
+    if column not in self.history:
+      raise AnalysisError(
+        f'No run recorded {column!r}. Choose one of '
+        f'{[c for c in self.history if c not in ("method", "seed", "round")]}.'
+      )
+    values = pd.to_numeric(self.history[column], errors='coerce')
+    known = self.history.assign(**{column: values}).dropna(subset=[column])
+    figure = figures.new(6.0, 3.6)
+    axes = figure.subplots()
+    figures.tidy(axes)
+    for place, method in enumerate(dict.fromkeys(self.runs['method'])):
+      own = known[known['method'] == method].groupby('round')[column]
+      mean, deviation = own.mean(), own.std(ddof=0)
+      look = figures.style(place)
+      axes.plot(mean.index, mean, label=method, linewidth=1.5, **look)
+      axes.fill_between(
+        mean.index,
+        mean - deviation,
+        mean + deviation,
+        color=look['color'],
+        alpha=0.15,
+        linewidth=0,
+      )
+    axes.set_xlabel('round', color=figures.INK)
+    axes.set_ylabel(figures.axis_name(column), color=figures.INK)
+    figures.add_legend(axes)
+    return figure
+
+
+def compare(
+  methods: Mapping[str, Method],
+  clients: Clients,
+  *,
+  metric: str,
+  higher_is_better: bool,
+  rounds: int,
+  clients_per_round: int,
+  seeds: Iterable[int] = (0, 1, 2),
+  test: Clients | None = None,
+  validation: Clients | None = None,
+  evaluate_every: int = 50,
+  output_dir: str | os.PathLike[str] | None = None,
+  show_progress: bool | None = None,
+) -> Comparison:
+  """Train and test each method with each seed.
+
+  Args:
+    methods: Name to a function from a seed to a process and its evaluation.
+      Give the seed to `from_keras`: first weights then differ between seeds.
+    clients: Makes the training clients for the spec of an example.
+    metric: The pooled metric to compare, such as 'accuracy'.
+    higher_is_better: True if a larger value is better.
+    rounds: Number of rounds of each run.
+    clients_per_round: Number of clients in a round.
+    seeds: Seeds of the runs.
+    test: Makes the clients to test. By default those of training, each with
+      what it remembers; let evaluations then measure other examples, such as
+      those of `splits.by_mark()`.
+    validation: Makes clients that choose the best round; by default the last
+      round is tested.
+    evaluate_every: Rounds between validations.
+    output_dir: Folder of a run for each method and seed. The same call goes on
+      where it was stopped.
+    show_progress: As for `train`.
+
+  Raises:
+    AnalysisError: If there is no method or seed.
+    UserError: As from `train` and `evaluate`.
+  """
+  chosen = list(seeds)
+  if not (methods and chosen):
+    raise AnalysisError('compare: give at least one method, and one seed.')
+  runs, of_clients, history = [], [], []
+  for name, build in methods.items():
+    for seed in chosen:
+      process, measure = build(seed)
+      data = clients(process.example_spec)
+      exam = None
+      if validation is not None:
+        exam = programs.EvaluationSet(measure, validation(measure.example_spec))
+      result = programs.train(
+        process,
+        data,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        seed=seed,
+        validation=exam,
+        evaluate_every=evaluate_every,
+        select=selection.Selection(metric, higher_is_better) if exam else None,
+        output_dir=_folder(output_dir, name, seed),
+        show_progress=show_progress,
+      )
+      value, found = _tested(measure, result, data, test, metric)
+      place = {'method': name, 'seed': seed}
+      runs.append({**place, metric: value, **_costs(result, data)})
+      frame = pd.DataFrame(found).rename_axis('client').reset_index()
+      of_clients.append(frame.assign(method=name, seed=seed))
+      history += [{**place, **row} for row in result.history]
+  return Comparison(
+    metric,
+    higher_is_better,
+    pd.DataFrame(runs),
+    pd.concat(of_clients, ignore_index=True),
+    pd.DataFrame(history),
+  )
+
+
+def _folder(
+  output_dir: str | os.PathLike[str] | None, name: str, seed: int
+) -> pathlib.Path | None:
+  """Return the folder of a run."""
+  if output_dir is None:
+    return None
+  slug = re.sub(r'\W+', '_', name).strip('_').lower()
+  return pathlib.Path(output_dir) / slug / f'seed_{seed}'
+
+
+def _costs(
+  result: programs.TrainingResult, data: cohorts.ClientSource
+) -> dict[str, Any]:
+  """Return how a run ended, and bytes and seconds of a round."""
+  sent = communication(result.process, data)
+  return {
+    'diverged': result.diverged,
+    'best_round': result.best_round,
+    'download_bytes': sent['download_bytes'],
+    'upload_bytes': sent['upload_bytes'],
+    'seconds_round': result.seconds['per_round_median'],
+  }
+
+
+def _tested(
+  measure: evaluation_lib.Evaluation,
+  result: programs.TrainingResult,
+  data: cohorts.ClientSource,
+  test: Clients | None,
+  metric: str,
+) -> tuple[float, Mapping[str, Any]]:
+  """Return a run's test metric, and all metrics of each client by name.
+
+  Raises:
+    AnalysisError: If the evaluation does not measure the metric.
+  """
+  if result.diverged:
+    return np.nan, {metric: []}
+  if test is None:
+    remembers = not measure.is_stateless
+    tested = programs.EvaluationSet(measure, data, remembering=remembers)
+  else:
+    tested = programs.EvaluationSet(measure, test(measure.example_spec))
+  found: dict[str, Any] = {}
+  measured = evaluation_sets.evaluate(
+    tested,
+    result.best_weights,
+    client_store=result.best_client_store if tested.remembering else None,
+    on_clients=found.update,
+    server_state=result.best_server_state,
+  )
+  if metric not in found:
+    raise AnalysisError(
+      f'compare: metric={metric!r}: the evaluation measures {sorted(found)}.'
+    )
+  return float(measured[metric]), found
