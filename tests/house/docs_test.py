@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn import datasets
-import tensorflow as tf
 
-import tff_partial
+from tests.support import small_digits
 from tff_partial import runtimes
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -46,20 +44,7 @@ def test_the_study_compares_methods_and_counts_epsilon():
 @pytest.mark.slow
 def test_ten_methods_are_compared(monkeypatch):
   """One round of one seed, on scikit-learn's digits in place of MNIST."""
-  digits = datasets.load_digits()
-  images = np.kron(digits.images, np.ones([1, 4, 4]))[:, 2:-2, 2:-2]
-  monkeypatch.setattr(
-    tf.keras.datasets.mnist,
-    'load_data',
-    lambda: ((images * 16, digits.target), None),
-  )
-  compare = tff_partial.compare
-
-  def small(methods, clients, **options):
-    options |= {'rounds': 1, 'seeds': [0]}
-    return compare(methods, clients, **options)
-
-  monkeypatch.setattr(tff_partial, 'compare', small)
+  small_digits.stand_in(monkeypatch)
   table = _run('docs/compare.md', {})['found'].table()
   assert len(table) == 10 and table['mean'].between(0.02, 1.0).all()
 

@@ -13,6 +13,7 @@ import numpy as np
 from packaging import requirements
 import pytest
 
+from tests.support import small_digits
 import tff_partial
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -40,13 +41,14 @@ def fixture_path(request):
   return request.param
 
 
-def test_there_are_five():
+def test_there_are_six():
   assert [path.stem for path in NOTEBOOKS] == [
     'fed_embed_epsilon',
     'fed_recon_own_csv',
     'furl_embeddings',
     'hpfl_private_tables',
     'new_algorithm',
+    'ten_methods',
   ]
 
 
@@ -226,6 +228,17 @@ def test_hpfls_drafts_come_nearer_to_rows_than_rows_to_one_another(run):
     'between rows': 1.0,
   }
   assert all(-1.0 < found < 0.5 for found in known['silhouettes'].values())
+
+
+@pytest.mark.slow
+def test_ten_methods_are_those_of_the_page(run, monkeypatch):
+  """One round of one seed, on scikit-learn's digits in place of MNIST."""
+  page = (ROOT / 'docs/compare.md').read_text(encoding='utf-8')
+  code = _code(ROOT / 'notebooks/ten_methods.ipynb')
+  assert all(code[name].strip() in page for name in ('model', 'methods'))
+  small_digits.stand_in(monkeypatch)
+  known = run('ten_methods')
+  assert len(known['found'].table()) == 10
 
 
 @pytest.mark.slow
