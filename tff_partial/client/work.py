@@ -11,7 +11,7 @@ from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.solvers import affine
-from tff_partial.solvers import newton
+from tff_partial.solvers import convexity
 from tff_partial.solvers.exact import ExactError
 
 
@@ -159,7 +159,7 @@ def _check_exact(phase: phases.Phase, model: models.PartialModel) -> None:
       'name a LOCAL variable that the phase does not train (see '
       f'variable_filter) of {list(local)}.'
     )
-  newton.check(model, phase.loss)
+  convexity.check(model, phase.loss)
   affine.check(model, phase.read, solves)
 
 

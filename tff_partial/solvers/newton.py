@@ -8,11 +8,9 @@ by a line search, and no further call of the model.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tff_partial.model import losses
-from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.solvers import affine
 from tff_partial.solvers import linear_systems
@@ -25,8 +23,6 @@ _HALVINGS, _SHARE = 12, 1e-4
 # Newton's method stops where a step promises less than this share of the
 # objective: about the rounding of losses in float32.
 _PROMISED = 1e-7
-# Number of random examples on which a loss is tried.
-_TRIED = 16
 
 
 class Objective(NamedTuple):
@@ -251,7 +247,7 @@ class _Direct(_Problem):
 
   def nearest(self, change: tf.Tensor) -> _Local:
     """Return the quadratic function that is nearest to the objective."""
-    slopes, curvature, is_exact = _derivatives(
+    slopes, curvature, is_exact = derivatives(
       self._objective, self.predictions(change)
     )
     slopes = tf.cast(slopes, change.dtype)
@@ -296,7 +292,7 @@ class _ByProducts(_Problem):
 
   def nearest(self, change: tf.Tensor) -> _Local:
     """Return the quadratic function that is nearest to the objective."""
-    slopes, curvature, is_exact = _derivatives(
+    slopes, curvature, is_exact = derivatives(
       self._objective, self.predictions(change)
     )
     pulled = self._linearized.pulled
@@ -329,7 +325,7 @@ class _ByProducts(_Problem):
     return _Local(gradient, solve, is_exact)
 
 
-def _derivatives(
+def derivatives(
   objective: Objective, predictions: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, bool]:
   """Return the derivatives of the sum of losses by prediction.
@@ -354,58 +350,3 @@ def _derivatives(
     curvature = tf.zeros_like(numbers)[:, :, None]
   is_exact = tracing.first_dependent([curvature], [numbers]) is None
   return slopes, curvature, is_exact
-
-
-def check(model: models.PartialModel, loss: Any = None) -> None:
-  """Check that a loss is convex and curved in the predictions.
-
-  It is tried on random predictions.
-
-  Args:
-    model: The model.
-    loss: A loss that replaces the model's own.
-
-  Raises:
-    ExactError: If it is not.
-  """
-  if getattr(loss or model.loss_function, 'has_weights', False):
-    raise ExactError(
-      'Exact: examples have a weight for each output. Give them one weight.'
-    )
-  draw = np.random.default_rng(0)
-  with tf.__internal__.FuncGraph('curvature').as_default():
-
-    def drawn(spec: tf.TensorSpec) -> tf.Tensor:
-      shape = [_TRIED, *(2 if size is None else size for size in spec.shape)]
-      if spec.dtype.is_floating:
-        return tf.constant(draw.uniform(0, 1, shape), spec.dtype)
-      return tf.cast(tf.constant(draw.integers(0, 2, shape)), spec.dtype)
-
-    labels = tf.nest.map_structure(drawn, model.example_spec['y'])
-    predictions = tf.nest.map_structure(drawn, model.prediction_spec)
-    is_real = tf.fill([_TRIED], True)
-    weight = tf.ones([_TRIED, *model.example_spec['weight'].shape])
-    objective = Objective(
-      lambda found: model.loss(labels, found, weight, is_real, (), loss),
-      None,
-      False,
-    )
-    try:
-      curvature = _derivatives(objective, predictions)[1]
-      values = tracing.value_of(tf.cast(curvature, tf.float64))
-    except (AttributeError, LookupError, ValueError) as error:
-      raise _not_convex('has no second derivative by prediction') from error
-  if not np.abs(values).max() > 0:
-    raise _not_convex('has no curvature: its second derivative is zero')
-  least = np.linalg.eigvalsh(values).min()
-  if least < -1e-4 * np.abs(values).max():
-    raise _not_convex(
-      f'is not convex: a second derivative by prediction is {least:.3g}'
-    )
-
-
-def _not_convex(why: str) -> ExactError:
-  return ExactError(
-    f'Exact: the loss {why}. Take the squared error or a cross-entropy with '
-    'from_logits=True, or train with an optimizer.'
-  )
