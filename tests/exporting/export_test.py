@@ -67,6 +67,18 @@ def _text_model() -> models.PartialModel:
   )
 
 
+def _normalized_model() -> models.PartialModel:
+  def build() -> tf.keras.Model:
+    x = tf.keras.Input([4])
+    hidden = tf.keras.layers.Dense(5)(x)
+    hidden = tf.keras.layers.BatchNormalization(name='norm')(hidden)
+    return tf.keras.Model(x, tf.keras.layers.Dense(1, name='own')(hidden))
+
+  return tff_partial.from_keras(
+    build, local='own', loss='mse', state='averaged'
+  )
+
+
 class _Case(NamedTuple):
   """A model in both formats, and what a client of the simulation makes.
 
@@ -87,6 +99,7 @@ _MODELS = {
   'ratings': (_rating_model, [], 9, np.float32),
   'images': (_image_model, [8, 8], 255, np.int32),
   'text': (_text_model, [4], 6, np.int32),
+  'normalized': (_normalized_model, [4], 9, np.float32),
 }
 
 
@@ -104,7 +117,8 @@ def _exported(
   random = np.random.default_rng(0)
   kind = model.example_spec['x'].dtype.as_numpy_dtype
   x = random.integers(0, most, [_COUNT, *shape]).astype(kind)
-  y = random.integers(0, 3, _COUNT).astype(labels)
+  y_shape = [_COUNT, *model.example_spec['y'].shape]
+  y = random.integers(0, 3, y_shape).astype(labels)
   shared = model.initial_weights(tiers.GLOBAL, random_bits.derive('shared'))
   weights = ModelWeights({tiers.GLOBAL: shared}, {})
   exported = tff_partial.export(

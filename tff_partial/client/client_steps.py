@@ -254,7 +254,7 @@ class Steps:
     def padded(tensor: tf.Tensor) -> tf.Tensor:
       rest = [[0, 0]] * (tensor.shape.rank - 1)
       found = tf.pad(tensor, [[0, size - number], *rest])
-      found = tf.ensure_shape(found, [is_real.shape[0], *tensor.shape[1:]])
+      found.set_shape([is_real.shape[0], *tensor.shape[1:]])
       mask = keras_functions.mask_of(tensor)
       if mask is not None:
         found._keras_mask = padded(mask)
