@@ -4,6 +4,7 @@ from collections.abc import Callable
 import functools
 from typing import Any
 
+from absl import logging
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -226,6 +227,17 @@ def test_runtimes_agree(state: str) -> None:
         list(output.client_states),
       )
   planted.assert_close(found['no jit'], found['native'])
+
+
+def test_xla_is_not_tried_where_it_would_refuse(monkeypatch: Any) -> None:
+  said: list[str] = []
+  monkeypatch.setattr(logging, 'warning', lambda text, *_: said.append(text))
+  process = algorithms.build_fed_avg(_model())
+  with runtimes.cohort(jit='auto') as context:
+    cohort = planted.cohort_of(process, {'a': _fields(5)}, 1)
+    planted.run(process, cohort)
+  assert context.choices and not any(context.choices.values())
+  assert not [text for text in said if 'XLA refuses' in text]
 
 
 # ---- what is refused ---------------------------------------------------------

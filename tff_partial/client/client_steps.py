@@ -22,6 +22,7 @@ from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
 from tff_partial.model import losses
 from tff_partial.model import models
+from tff_partial.model import tracing
 from tff_partial.sparse import lookups
 
 
@@ -243,11 +244,10 @@ class Steps:
     if not (training and self._context.model.state):
       return self._model.predict(weights, batch, training=training, seed=seed)
     number = tf.reduce_sum(tf.cast(is_real, tf.int32))
+    with tf.name_scope(tracing.DYNAMIC):
+      real = tf.nest.map_structure(lambda tensor: tensor[:number], batch)
     predictions, losses, updates = self._model.predict(
-      weights,
-      tf.nest.map_structure(lambda tensor: tensor[:number], batch),
-      training=True,
-      seed=seed,
+      weights, real, training=True, seed=seed
     )
     size = tf.shape(is_real)[0]
 

@@ -32,6 +32,9 @@ _DRAWS = (
   'RngReadAndSkip',
 )
 
+# Name scope of operations whose shapes follow from data, which XLA refuses.
+DYNAMIC = 'dynamic_shapes'
+
 # Operations whose results depend only on the shapes of what they read.
 _OF_SHAPES = ('Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike')
 

@@ -137,8 +137,9 @@ class Chooser:
       wanted = self.choices.get(name, 'auto')
     if wanted is False:
       return False
-    if wanted == 'auto' and loop.reads_sequences:
-      self.choices[name] = False  # XLA does not support them.
+    is_for_xla = all(leaf.is_for_xla for leaf in loop.leaves)
+    if wanted == 'auto' and (loop.reads_sequences or not is_for_xla):
+      self.choices[name] = False
       return False
     sample = make_sample()
     if wanted == 'auto' and _convolves_on_cpu(loop):

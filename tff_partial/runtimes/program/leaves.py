@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial.model import tracing
 from tff_partial.runtimes.graphs import data_loops
 from tff_partial.runtimes.graphs import operations
 from tff_partial.runtimes.values import typed_values
@@ -33,6 +34,8 @@ class Leaf:
   Attributes:
     type_signature: Its type.
     op_types: The types of all operations in it.
+    is_for_xla: False if it has operations that XLA is known to refuse: linear
+      solves on CPUs, and those in a scope of the name `tracing.DYNAMIC`.
     function_names: The Python functions that were traced into it.
     owns_resources: Whether it has variables or tables.
     draws: The type of an operation for which two calls on the same arguments
@@ -49,11 +52,13 @@ class Leaf:
     program = block.proto.tensorflow
     self._graph_def = tf.compat.v1.GraphDef()
     program.graph_def.Unpack(self._graph_def)
-    self.op_types = [
-      node.op
-      for nodes in operations.executed(self._graph_def)
-      for node in nodes
+    nodes = [
+      node for each in operations.executed(self._graph_def) for node in each
     ]
+    self.op_types = [node.op for node in nodes]
+    self.is_for_xla = 'MatrixSolve' not in self.op_types and not any(
+      f'{tracing.DYNAMIC}/' in node.name for node in nodes
+    )
     self.function_names = sorted(
       set(
         filter(
