@@ -7,7 +7,6 @@ size, and c, public, has a number for each attribute.
 
 import collections
 from collections.abc import Iterator
-import dataclasses
 import types
 from typing import Any
 
@@ -303,7 +302,7 @@ def fixture_process(model: models.PartialModel) -> processes.PartialProcess:
   return algorithms.build_hpfl(
     model,
     attributes=_KNOWN,
-    drafts=drafts.ClientCenters(6, 2, rows_per_center=3, min_rows=2),
+    drafts=drafts.ClientCenters(6, 2, rows_per_center=3),
     tables=[_USERS],
     training=Phase(optimizer=sgd(_RATE)),
   )
@@ -682,17 +681,10 @@ _CENTERS = drafts.ClientCenters(10, 10, rows_per_center=2)
 _ROWS = np.array([[10.0, 0.0], [10.0, 0.5], [20.0, 0.0]], np.float32)
 
 
-def test_drafts_of_few_rows_are_not_sent():
-  is_row, seed = tf.ones([3], tf.bool), tf.constant([0, 0])
-  every = _CENTERS.clusters(_ROWS, is_row, seed)
-  real = every.centers.numpy()[every.is_real]
+def test_drafts_are_centers_of_rows():
+  found = _CENTERS.clusters(_ROWS, tf.ones([3], tf.bool), tf.constant([0, 0]))
+  real = found.centers.numpy()[found.is_real]
   assert sorted(real.tolist()) == [[10.0, 0.25], [20.0, 0.0]]
-  some = dataclasses.replace(_CENTERS, min_rows=2)
-  sent = some.clusters(_ROWS, is_row, seed)
-  np.testing.assert_array_equal(sent.is_real, every.counts >= 2)
-  np.testing.assert_array_equal(
-    sent.centers.numpy()[sent.is_real], [[10.0, 0.25]]
-  )
 
 
 def test_a_draft_is_what_a_client_sends():

@@ -17,6 +17,7 @@ import dataclasses
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
@@ -29,13 +30,14 @@ def build_half_steps(
   *,
   training: Phase = Phase(),
   aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build FedAvg with a server that moves half as far."""
   return compose(
     model,
     work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
     aggregation=aggregation,
-    server_optimizer=sgd(0.5),
+    server_optimizer=server_optimizer or sgd(0.5),
   )
 
 

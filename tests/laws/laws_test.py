@@ -412,6 +412,7 @@ EXEMPT = {
   'build_centralized': 'FedAvg of one client',
   'build_fed_alt': 'FedRep',
   'build_fed_bn': 'FedPer of normalization',
+  'build_fed_bn_eval': 'measures what FedBN trains',
   'build_fed_noise': 'FURL, with noise that also spoilt clients send',
   'build_fed_per': 'FURL',
   'build_fed_proto_nearest_eval': 'measures what FedProto trains',
@@ -525,6 +526,9 @@ def test_moving_averages_are_trained(row, state):
     for path, tensor in tree.flatten_with_path(held)
     if path[-1] == name
   ]
+  if state == 'local' and not found:
+    assert process.is_stateless  # What clients estimate is forgotten.
+    return
   assert min(np.min(each) for each in found) > 0
   assert min(np.max(each) for each in found) < 0.9
 

@@ -268,6 +268,44 @@ def test_what_is_never_computed_is_not_doubted(runtimes):
   assert all(context.choices.values())
 
 
+def test_top_k_is_under_xla_what_the_kernel_says(natively, runtimes):
+  # Ties, an unknown class, NaN and infinities, in the graph and in a branch.
+  def in_top(x, targets):
+    return tf.math.in_top_k(targets, x, 2), tf.cond(
+      targets[0] < 9,
+      lambda: tf.math.in_top_k(targets, x, 1),
+      lambda: tf.zeros([3], tf.bool),
+    )
+
+  @tff.tensorflow.computation((np.float32, [3, 4]), (np.int32, [3]))
+  def at_a_client(x, targets):
+    return in_top(x, targets)
+
+  @tff.federated_computation(
+    tff.FederatedType(((np.float32, [3, 4]), (np.int32, [3])), tff.CLIENTS)
+  )
+  def computation(values):
+    return tff.federated_map(at_a_client, values)
+
+  rows = [
+    [[1, 2, 2, 0], [5, 4, 3, 2], [0, 1, 2, 3]],
+    [[1, _NAN, 2, 0], [np.inf, 4, 3, 2], [0, 1, -np.inf, 3]],
+  ]
+  values = [
+    (np.array(x, np.float32), _integers(*targets))
+    for x, targets in zip(
+      rows * 2, [(1, 1, 4), (2, 1, 3), (2, 2, -1), (0, 0, 1)], strict=True
+    )
+  ]
+  expected = natively(computation, values)
+  assert np.any(expected[0][0]) and not np.all(expected[0][0])
+  with runtimes[True] as context:
+    for one, other in zip(computation(values), expected, strict=True):
+      np.testing.assert_array_equal(one[0], other[0])
+      np.testing.assert_array_equal(one[1], other[1])
+  assert all(context.choices.values())
+
+
 @pytest.mark.slow
 def test_nan_is_as_large_under_xla_as_without(natively, runtimes):
   def extremes(x):

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tff_partial.runtimes.graphs import operations
 from tff_partial.runtimes.xla import agreement
 from tff_partial.runtimes.xla import loops_for_xla
+from tff_partial.runtimes.xla import substitutes
 
 _BOOL = tf.bool.as_datatype_enum
 
@@ -125,6 +126,7 @@ class _Adder:
     # Graphs of equal functions may have different doubts.
     self._serial = next(_serial)
     self.graph_def = loops_for_xla.prepared(graph_def, f'_{self._serial}')
+    substitutes.insert(self.graph_def)
     self._functions = {
       function.signature.name: function
       for function in self.graph_def.library.function

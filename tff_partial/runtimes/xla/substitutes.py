@@ -1,0 +1,82 @@
+"""Operations that XLA lacks, written with others that it has.
+
+Keras's top-k accuracies use `InTopKV2`. A program for XLA has in its place a
+function with the same results, so that one such metric does not keep the whole
+round from being compiled.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.runtimes.graphs import operations
+
+
+def _in_top_k(
+  predictions: tf.Tensor, targets: tf.Tensor, k: tf.Tensor
+) -> tf.Tensor:
+  """Compute `InTopKV2`, with False for a row with NaN or an infinity."""
+  number = tf.shape(predictions)[1]
+  targets, k = tf.cast(targets, tf.int32), tf.cast(k, tf.int32)
+  is_class = (targets >= 0) & (targets < number)
+  safe = tf.where(is_class, targets, 0)
+  of_targets = tf.gather(predictions, safe[:, tf.newaxis], batch_dims=1)
+  larger = tf.reduce_sum(tf.cast(predictions > of_targets, tf.int32), 1)
+  is_finite = tf.reduce_all(tf.math.is_finite(predictions), 1)
+  return is_class & is_finite & (larger < k)
+
+
+_SUBSTITUTES: Mapping[str, Callable[..., tf.Tensor]] = {'InTopKV2': _in_top_k}
+
+
+def insert(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Replace operations of a graph and its functions, in place.
+
+  Args:
+    graph_def: The graph.
+  """
+  added: dict[str, Any] = {}
+  _replace(graph_def.node, added)
+  for function in graph_def.library.function:
+    for old, new in _replace(function.node_def, added).items():
+      for node in function.node_def:
+        node.input[:] = [new if name == old else name for name in node.input]
+      for result, name in function.ret.items():
+        if name == old:
+          function.ret[result] = new
+  graph_def.library.function.extend(added.values())
+
+
+def _replace(nodes: Any, added: dict[str, Any]) -> dict[str, str]:
+  """Replace nodes by calls; return new names of results in functions."""
+  renamed = {}
+  for node in nodes:
+    if node.op not in _SUBSTITUTES:
+      continue
+    (result,) = operations.definition(node).output_arg
+    renamed[f'{node.name}:{result.name}:0'] = f'{node.name}:output:0'
+    integers = tf.as_dtype(node.attr['T'].type)
+    function = _function(node.op, integers)
+    added[function.signature.name] = function
+    call = tf.compat.v1.NodeDef(
+      name=node.name, op='PartitionedCall', input=node.input
+    )
+    dtypes = (tf.float32, integers, integers)
+    call.attr['Tin'].list.type.extend(d.as_datatype_enum for d in dtypes)
+    call.attr['Tout'].list.type.append(tf.bool.as_datatype_enum)
+    call.attr['f'].func.name = function.signature.name
+    node.CopyFrom(call)
+  return renamed
+
+
+@functools.cache
+def _function(op: str, integers: tf.DType) -> Any:
+  """Trace a substitute as a function of a graph."""
+  traced = tf.function(_SUBSTITUTES[op], autograph=False)
+  return traced.get_concrete_function(
+    tf.TensorSpec([None, None], tf.float32),
+    tf.TensorSpec([None], integers),
+    tf.TensorSpec([], integers),
+  ).function_def
