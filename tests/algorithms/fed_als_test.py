@@ -110,6 +110,7 @@ def test_a_round_is_that_of_numpy() -> None:
   np.testing.assert_allclose(found['ratings/user_mean'], mean, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_user_knows_its_covariance() -> None:
   measuring = algorithms.build_fed_als_eval(_model(), split=splits.same())
   clients = planted.rate({'a': 9})
@@ -131,6 +132,7 @@ def test_a_user_knows_its_covariance() -> None:
   np.testing.assert_allclose(own['ratings/user_scale'], scale, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_runtimes_agree() -> None:
   process = algorithms.build_fed_als(_model())
   cohort = planted.cohort_of(process, planted.rate(_COUNTS), 1)
@@ -176,6 +178,7 @@ def test_a_third_of_the_clients_in_each_round_will_do() -> None:
   assert losses[1] < 1.05 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_scale_makes_no_difference() -> None:
   """Ratings from 0 to 100 are predicted as the same ones in stars."""
   clients = _ratings(12, 0.5)
@@ -274,6 +277,7 @@ def test_priors_follow_attributes_as_in_ridge_regression() -> None:
   np.testing.assert_allclose(after[never], a[never] @ coefficients, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_user_without_ratings_is_as_its_attributes_say() -> None:
   model = _model(user_attributes={'age': 2})
   measuring = algorithms.build_fed_als_eval(model, split=splits.first(0))

@@ -120,6 +120,7 @@ def _method(build, measure):
   return of_seed
 
 
+@pytest.mark.slow
 def test_methods_are_trained_and_tested(tmp_path) -> None:
   """A run that was stopped goes on: the same numbers, of all methods."""
   methods = {

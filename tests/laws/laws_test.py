@@ -379,7 +379,7 @@ def fixture_model_of() -> dict[str, models.PartialModel]:
 
 
 # Rows that `make test` runs: one of each kind of state.
-_QUICK = ('fed_als', 'fed_att', 'fed_recon', 'furl', 'hpfl', 'scaffold')
+_QUICK = ('fed_att', 'fed_recon', 'furl', 'hpfl', 'scaffold')
 
 
 @pytest.fixture(

@@ -66,7 +66,14 @@ def _model(build: Any = build_named, **options: Any) -> Any:
   )
 
 
-@pytest.mark.parametrize('form', ['named', 'listed', 'weighted by output'])
+@pytest.mark.parametrize(
+  'form',
+  [
+    'named',
+    pytest.param('listed', marks=pytest.mark.slow),
+    pytest.param('weighted by output', marks=pytest.mark.slow),
+  ],
+)
 def test_objective_and_metrics_are_those_of_keras(form: str) -> None:
   """One step of all examples, and the evaluation after it."""
   fields: dict[str, Any] = {'x': _X, 'y': _Y, 'weight': _WEIGHT[:, 0]}
@@ -122,6 +129,7 @@ def test_objective_and_metrics_are_those_of_keras(form: str) -> None:
   assert measured['loss'] != pytest.approx(result.train['loss'], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_one_head_is_private_and_one_shared() -> None:
   model = _model(local='own')
   process = algorithms.build_fed_recon(model)

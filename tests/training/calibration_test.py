@@ -115,6 +115,7 @@ def test_calibrated_intervals_cover_and_noise_is_of_the_promised_size() -> None:
   np.testing.assert_allclose(noise.std(), 2.0, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_impossible_noise_is_refused() -> None:
   evaluation = algorithms.build_fed_als_eval(_model())
   with pytest.raises(calibration_lib.CalibrationError, match='noise'):
