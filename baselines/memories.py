@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.contexts import batch_of
@@ -130,7 +129,8 @@ def memory_evaluation(
       and one class for each of its predictions.
   """
   _check_shapes(model, keys, logits, targets)
-  support, query = split or splits.halves()
+  split = split or splits.halves()
+  support, _ = split
 
   def remember(client: ClientContext) -> Memory:
     classes, counts = targets(client.examples['y'])
@@ -159,20 +159,12 @@ def memory_evaluation(
     for phase, tier in ((personalise, tiers.LOCAL), (tune, tiers.GLOBAL))
     if phase is not None
   ]
-  return evaluation.build_evaluation(
+  return evaluation.build_query_evaluation(
     model,
-    client_state=client_state.stateless,
-    work=[
-      *before,
-      Compute(_MEMORY, remember, on=support),
-      Phase(
-        train=(),
-        on=query,
-        batch_size=measure_batch_size,
-        measured=True,
-        predict_fn=answer,
-      ),
-    ],
+    before=[*before, Compute(_MEMORY, remember, on=support)],
+    predict_fn=answer,
+    split=split,
+    measure_batch_size=measure_batch_size,
   )
 
 

@@ -193,14 +193,12 @@ def build_p_fed_km_eval(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  support, query = split or splits.halves()
+  split = split or splits.halves()
+  support, _ = split
   compute, choose = _clusters(parts, gradients, 0.0).before
-  return evaluation.build_evaluation(
+  return evaluation.build_query_evaluation(
     model,
     client_state=_CLIENT_STATE[gradients],
-    work=[
-      compute._replace(on=support),
-      choose,
-      Phase(train=(), on=query, batch_size=100, measured=True),
-    ],
+    before=[compute._replace(on=support), choose],
+    split=split,
   )

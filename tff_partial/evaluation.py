@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 
 from tff_partial import client_state
 from tff_partial import phases
+from tff_partial import processes
 from tff_partial import tiers
 from tff_partial.client import client_metrics
 from tff_partial.client import client_work
@@ -113,8 +114,7 @@ class Evaluation(NamedTuple):
   @property
   def is_stateless(self) -> bool:
     """True if it reads nothing of what clients remember from training."""
-    taken = self.initialize_client.type_signature.result
-    return isinstance(taken, tff.StructType) and not len(taken)
+    return processes.is_nothing(self.initialize_client.type_signature.result)
 
   def __repr__(self) -> str:
     """Return a description of the model that is measured."""
@@ -243,6 +243,7 @@ def build_query_evaluation(
   terms: tuple[phases.Term, ...] = (),
   predict_fn: phases.PredictFn | None = None,
   server_state: client_work.ServerState | None = None,
+  before: phases.Work = (),
   personalise: phases.Phase | None = None,
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
@@ -259,15 +260,18 @@ def build_query_evaluation(
     predict_fn: Computes predictions that replace the model's.
     server_state: Makes the server's state besides weights, as for `compose`, if
       clients read it.
+    before: Work before that, such as solves and choices, on the examples that
+      each part names.
     personalise: How clients personalise; not at all by default.
     split: Support and query set. By default the two halves if clients
-      personalise, and otherwise everything for both.
+      personalise or work before, and otherwise everything for both.
     measure_batch_size: Examples measured at a time; does not change the result.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  support, query = split or (splits.halves() if personalise else splits.same())
+  adapts = bool(before) or personalise is not None
+  support, query = split or (splits.halves() if adapts else splits.same())
   if weights_fn is None and tiers.PERSONAL in train:
     weights_fn = tiers.personal_copy
   measure = phases.Phase(
@@ -278,9 +282,9 @@ def build_query_evaluation(
     measured=True,
     predict_fn=predict_fn,
   )
-  work = [measure]
+  work = [*before, measure]
   if personalise:
-    before = dataclasses.replace(
+    adapt = dataclasses.replace(
       personalise,
       train=train,
       on=support,
@@ -288,7 +292,7 @@ def build_query_evaluation(
       terms=(*personalise.terms, *terms),
       measured=False,
     )
-    work = [before, measure]
+    work = [*before, adapt, measure]
   return build_evaluation(
     model, client_state=client_state, work=work, server_state=server_state
   )

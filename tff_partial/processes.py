@@ -164,8 +164,12 @@ class PartialProcess(tff.templates.IterativeProcess):
   @property
   def is_stateless(self) -> bool:
     """True if clients remember nothing."""
-    kept = self.next.type_signature.parameter[1].member
-    return isinstance(kept, tff.StructType) and not len(kept)
+    return is_nothing(self.next.type_signature.parameter[1].member)
+
+
+def is_nothing(remembered: tff.Type) -> bool:
+  """Return True if a type of clients' state holds no value."""
+  return isinstance(remembered, tff.StructType) and not len(remembered)
 
 
 def weight_accessors(

@@ -151,23 +151,6 @@ def test_step_follows_the_slope_of_the_evaluation(kind: str) -> None:
     assert (ahead - behind) / 0.04 == pytest.approx(length, rel=0.02), name
 
 
-@pytest.mark.slow
-def test_runtimes_agree() -> None:
-  model = planted.factorization()
-  process = algorithms.build_fed_recon(
-    model, reconstruction_optimizer=Exact(), through_solution=True
-  )
-  clients = planted.rate({'a': 9, 'b': 4, 'c': 1, 'd': 20})
-  found = {}
-  for name, runtime in planted.RUNTIMES.items():
-    with runtime():
-      cohort = planted.cohort_of(process, clients, 1)
-      output = planted.run(process, cohort)
-      found[name] = planted.global_weights(process, output.state)
-  planted.assert_close(found['jit'], found['native'])
-  planted.assert_close(found['no jit'], found['native'])
-
-
 _SOLVE = Phase(train=(tiers.LOCAL,), optimizer=Exact())
 
 

@@ -135,14 +135,13 @@ def build_fed_als_eval(
     >>> evaluation = algorithms.build_fed_als_eval(model)
   """
   posteriors.check_model(model)
-  support, query = split or splits.halves()
-  return evaluation.build_evaluation(
+  split = split or splits.halves()
+  support, _ = split
+  return evaluation.build_query_evaluation(
     model,
     client_state=client_state.persist_local,
-    work=[
-      *posteriors.posterior_phases(support),
-      Phase(train=(), on=query, batch_size=100, measured=True),
-    ],
+    before=posteriors.posterior_phases(support),
+    split=split,
   )
 
 

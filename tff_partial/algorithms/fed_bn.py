@@ -13,7 +13,6 @@ personalises.
 """
 
 import collections
-import dataclasses
 
 import tensorflow as tf
 
@@ -25,7 +24,6 @@ from tff_partial.contexts import OverwriteWeights
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
-from tff_partial.phases import Work
 from tff_partial.templates import partial_training
 from tff_partial.tiers import LOCAL
 
@@ -60,18 +58,14 @@ def build_fed_bn_eval(
   Raises:
     PhaseError: If the arguments do not fit together.
   """
-  adapts = estimate or personalise is not None
-  support, query = split or (splits.halves() if adapts else splits.same())
-  work: Work = [Phase(train=(), on=query, batch_size=100, measured=True)]
-  if personalise is not None:
-    before = dataclasses.replace(
-      personalise, train=(LOCAL,), on=support, measured=False
-    )
-    work = [before, *work]
-  if estimate:
-    work = [OverwriteWeights(_estimated, on=support), *work]
-  return evaluation.build_evaluation(
-    model, client_state=persist_local, work=work
+  support, _ = split or splits.halves()
+  return evaluation.build_query_evaluation(
+    model,
+    client_state=persist_local,
+    train=(LOCAL,),
+    before=[OverwriteWeights(_estimated, on=support)] if estimate else (),
+    personalise=personalise,
+    split=split,
   )
 
 

@@ -173,15 +173,14 @@ def build_fed_recon_fine_tuning_eval(
   Raises:
     PhaseError: If a phase names no variable that it could train.
   """
-  support, query = split or splits.halves()
-  return evaluation.build_evaluation(
+  split = split or splits.halves()
+  support, _ = split
+  return evaluation.build_query_evaluation(
     model,
     client_state=stateless,
-    work=[
-      dataclasses.replace(
-        reconstruct, train=(LOCAL,), on=support, measured=False
-      ),
-      dataclasses.replace(tune, train=(GLOBAL,), on=support, measured=False),
-      Phase(train=(), on=query, batch_size=100, measured=True),
+    before=[
+      dataclasses.replace(phase, train=(tier,), on=support, measured=False)
+      for phase, tier in ((reconstruct, LOCAL), (tune, GLOBAL))
     ],
+    split=split,
   )

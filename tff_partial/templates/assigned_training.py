@@ -49,9 +49,11 @@ def build_evaluation(
     assignment: How clients are assigned their sub-population.
     split: Support and query set; the two halves by default.
   """
-  support, query = split or splits.halves()
-  measure = Phase(train=(), on=query, batch_size=100, measured=True)
-  before = work(assignment._replace(after=()), [], support)
-  return evaluation.build_evaluation(
-    model, client_state=client_state, work=[*before, measure]
+  split = split or splits.halves()
+  support, _ = split
+  return evaluation.build_query_evaluation(
+    model,
+    client_state=client_state,
+    before=work(assignment._replace(after=()), [], support),
+    split=split,
   )

@@ -13,7 +13,6 @@ from tasks.experiment.methods import memorizing
 from tasks.experiment.methods import reconstructing
 from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.training import LocalTraining
-import tff_partial
 
 _FOR_ALL = building.measured_by('build_fed_avg_eval')
 _PERSONAL = LocalTraining.of_personal
@@ -53,9 +52,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reconstructing.fed_als,
     reconstructing.fed_als_eval,
     user=tasks_lib.POSTERIOR,
-    personal=lambda local: (
-      tff_partial.templates.rating_posteriors.posterior_phases()[0]
-    ),
+    personal=reconstructing.posterior,
     always_personalises=True,
     counts_clients=True,
     why_not_private='its sums over clients get no noise. Use fed_als_private, '
@@ -66,9 +63,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reconstructing.fed_als_private,
     reconstructing.fed_als_eval,
     user=tasks_lib.PUBLIC_POSTERIOR,
-    personal=lambda local: (
-      tff_partial.templates.rating_posteriors.posterior_phases()[0]
-    ),
+    personal=reconstructing.posterior,
     always_personalises=True,
     ignores=(*building.JOINING, *building.TRAINING),
   ),
