@@ -69,12 +69,12 @@ def main(config: Config, output: Output, chosen: Export) -> None:
     clients = task.clients(tasks_lib.TEST, spec)
     num_support = chosen.num_support or devices.most_examples(clients)
     exported = devices.write(
-      config,
       task,
       of_run,
       chosen.to,
       chosen.formats,
       num_support,
+      config.seed,
       num_predicted=chosen.num_predicted,
       weighted=chosen.weighted,
     )

@@ -150,12 +150,12 @@ def _write_export(
   target = folder / EXPORT_FOLDER
   with tempfile.TemporaryDirectory(dir=folder, suffix='.tmp') as scratch:
     exported = devices.write(
-      config,
       task,
       devices.served(trainable, saved),
       pathlib.Path(scratch) / EXPORT_FOLDER,
       ends.export_formats,
       int(counts.max()),
+      config.seed,
     )
     # Replaces earlier output once the new one is complete.
     if target.exists():

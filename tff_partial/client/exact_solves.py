@@ -103,11 +103,7 @@ class ExactSolve:
       vector = solution.weights
       tape.watch(vector)
       value = objective.value(vector, self._predict(weights, vector)[0])
-      change = vector - mean
-      if precision.shape.rank == 0:
-        value += precision * tf.reduce_sum(tf.square(change))
-      else:
-        value += tf.tensordot(change, tf.linalg.matvec(precision, change), 1)
+      value += newton.penalty(precision, vector - mean)
     slope = tape.gradient(value, vector)
 
     @tf.custom_gradient

@@ -207,14 +207,11 @@ class _Problem:
     value = self._objective.value(
       self.weights(change), self.predictions(change)
     )
-    prior = tf.reduce_sum(change * self._prior(change))
-    return tf.cast(value, change.dtype) + prior
+    return tf.cast(value, change.dtype) + penalty(self._precision, change)
 
   def _prior(self, change: tf.Tensor) -> tf.Tensor:
     """Return the prior's precision times a change."""
-    if self._precision.shape.rank == 0:
-      return self._precision * change
-    return tf.linalg.matvec(self._precision, change)
+    return _times(self._precision, change)
 
   def _rest(
     self, change: tf.Tensor
@@ -323,6 +320,22 @@ class _ByProducts(_Problem):
       return found[:, None]
 
     return _Local(gradient, solve, is_exact)
+
+
+def penalty(precision: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+  """Return what a prior adds to the objective.
+
+  Args:
+    precision: The prior's precision, a number or a matrix.
+    change: The weights less the prior's mean, `[weights]`.
+  """
+  return tf.reduce_sum(change * _times(precision, change))
+
+
+def _times(precision: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+  if precision.shape.rank == 0:
+    return precision * change
+  return tf.linalg.matvec(precision, change)
 
 
 def derivatives(

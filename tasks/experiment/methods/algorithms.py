@@ -52,7 +52,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reconstructing.fed_als,
     reconstructing.fed_als_eval,
     user=tasks_lib.POSTERIOR,
-    personal=reconstructing.posterior,
+    personal=_PERSONAL,
     always_personalises=True,
     counts_clients=True,
     why_not_private='its sums over clients get no noise. Use fed_als_private, '
@@ -63,7 +63,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reconstructing.fed_als_private,
     reconstructing.fed_als_eval,
     user=tasks_lib.PUBLIC_POSTERIOR,
-    personal=reconstructing.posterior,
+    personal=_PERSONAL,
     always_personalises=True,
     ignores=(*building.JOINING, *building.TRAINING),
   ),

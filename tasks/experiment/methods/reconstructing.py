@@ -10,8 +10,6 @@ from tasks.experiment.methods.setting import Setting
 import tff_partial
 
 if TYPE_CHECKING:
-  from tasks.experiment.options.training import LocalTraining
-  from tff_partial import phases
   from tff_partial import processes
   from tff_partial.evaluation import Evaluation
   from tff_partial.model import models
@@ -91,12 +89,6 @@ def fed_als_eval(
   return tff_partial.algorithms.build_fed_als_eval(
     model, split=measuring.get('split') or run.local.build_split()
   )
-
-
-def posterior(_: LocalTraining) -> phases.Phase:
-  """Return the phase that solves for a user's posterior."""
-  solve, _of_scale = tff_partial.templates.rating_posteriors.posterior_phases()
-  return solve
 
 
 def fed_ials(

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import task as tasks_lib
-from tasks.experiment.config import Config
 from tasks.experiment.trainable import Trainable
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import phases
@@ -39,6 +38,16 @@ class Served(NamedTuple):
   evaluation: evaluation_lib.Evaluation | None
   model: models.PartialModel
   weights: Any
+
+  @property
+  def reconstruction(self) -> list[phases.Part]:
+    """The work by which the evaluation personalises, before it measures."""
+    work = self.evaluation.parts.work if self.evaluation else ()
+    return [
+      part
+      for part in work
+      if not (isinstance(part, phases.Phase) and part.measured)
+    ]
 
 
 class _Client(NamedTuple):
@@ -250,23 +259,23 @@ def served(trainable: Trainable, saved: programs.Saved) -> Served:
 
 
 def write(
-  config: Config,
   task: tasks_lib.Task,
   of_run: Served,
   folder: str | pathlib.Path,
   formats: Sequence[str],
   num_support: int,
+  seed: int,
   **options: Any,
 ) -> exports.Exported:
   """Write a run's model, and its task's vocabularies if it has some.
 
   Args:
-    config: The experiment.
-    task: Its task.
+    task: The task.
     of_run: The parts of the run to write.
     folder: A new folder, or an empty one.
     formats: The formats to write.
     num_support: The most support examples of a user.
+    seed: The run's seed.
     **options: Further arguments of `exports.export`, which names its errors.
   """
   return exports.export(
@@ -274,20 +283,12 @@ def write(
     of_run.weights,
     folder,
     formats,
-    reconstruction=_reconstruction(config),
+    reconstruction=of_run.reconstruction,
     num_support=num_support,
-    seed=config.seed,
+    seed=seed,
     vocabularies=getattr(task, 'vocabularies', None),
     **options,
   )
-
-
-def _reconstruction(config: Config) -> phases.Phase:
-  """Return the phase in which users reconstruct local weights."""
-  personal = config.how.personal
-  if personal is None:
-    return phases.Phase()
-  return config.local.when_measured(personal(config.local))
 
 
 def cohort(clients: cohorts.ClientSource, ids: Sequence[str]) -> Sequence[Any]:
