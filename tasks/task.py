@@ -54,6 +54,8 @@ POSTERIOR = 'posterior'
 PUBLIC_POSTERIOR = 'public_posterior'
 # Federated iALS's form: vectors that are solved for, of interactions alone.
 IMPLICIT = 'implicit'
+# FedRAP's form: the user's vector, and a table of items beside the shared one.
+ADDITIVE = 'additive'
 # The key of that model's other output.
 LOGITS = 'logits'
 USER_FORMS = (
@@ -68,6 +70,7 @@ USER_FORMS = (
   POSTERIOR,
   PUBLIC_POSTERIOR,
   IMPLICIT,
+  ADDITIVE,
 )
 
 

@@ -34,7 +34,7 @@ Score: TypeAlias = Callable[[np.ndarray], np.ndarray]
 SETTINGS = [
   (number, shrink)
   for number in (10, 20, 40, 80)
-  for shrink in (0.0, 10.0, 30.0, 100.0)
+  for shrink in (0.0, 20.0, 100.0)
 ]
 _USERS = 500
 

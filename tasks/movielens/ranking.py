@@ -21,6 +21,7 @@ from tasks.movielens import data as movielens_data
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
 from tasks.movielens.options import RankingOptions
+from tasks.task import ADDITIVE
 from tasks.task import Data
 from tasks.task import EvaluationClients
 from tasks.task import IMPLICIT
@@ -136,16 +137,18 @@ class MovieLensRanking(Task):
 
     Args:
       user: IMPLICIT for exact solves; OWN for vectors of users that are
-        trained by gradients, or NOBODY for items alone.
+        trained by gradients, ADDITIVE with a table of items for each user, or
+        NOBODY for items alone.
 
     Raises:
       OptionError: If it is another.
     """
-    if user not in (IMPLICIT, OWN, NOBODY):
+    if user not in (IMPLICIT, OWN, ADDITIVE, NOBODY):
       raise OptionError(
         f'--user_form={user}: users of the task {self.name} can have a vector '
-        'of their own, one that is solved for, or nothing. Choose own, '
-        'implicit or nobody, or another algorithm.'
+        'of their own, with or without a table of items, one that is solved '
+        'for, or nothing. Choose own, additive, implicit or nobody, or another '
+        'algorithm.'
       )
     if user not in self._models:
       self._models[user] = self._build_model(user)
@@ -164,8 +167,9 @@ class MovieLensRanking(Task):
         options.num_factors,
         num_negatives=options.num_negatives,
         biases=options.biases or user == NOBODY,
+        own_table=user == ADDITIVE,
       ),
-      local=movielens_models.LOCAL_LAYERS if user == OWN else None,
+      local=None if user == NOBODY else movielens_models.LOCAL_LAYERS,
       loss=ranking.loss_with_negatives(options.ranking_loss),
       labels=tf.TensorSpec([]),
       seed=self._seed,
@@ -205,7 +209,12 @@ class MovieLensRanking(Task):
 
 
 def build_ranking_model(
-  num_items: int, num_factors: int, *, num_negatives: int, biases: bool
+  num_items: int,
+  num_factors: int,
+  *,
+  num_negatives: int,
+  biases: bool,
+  own_table: bool = False,
 ) -> tf.keras.Model:
   """Build a model from item ids to scores of these and of drawn negatives.
 
@@ -214,6 +223,8 @@ def build_ranking_model(
     num_factors: Length of the vectors.
     num_negatives: Number of negatives drawn for each item.
     biases: True if items have biases.
+    own_table: True if a table of the user's own, at first of zeros, is added to
+      the items' vectors.
   """
   layers = tf.keras.layers
   item = layers.Input((), dtype=tf.int32, name=movielens_models.ITEM)
@@ -222,6 +233,9 @@ def build_ranking_model(
   vectors = layers.Embedding(num_items, num_factors, uniform, name='item')(
     items
   )
+  if own_table:
+    own = layers.Embedding(num_items, num_factors, 'zeros', name='user_item')
+    vectors = layers.Add(name='views')([vectors, own(items)])
   scores = movielens_models.UserEmbedding(
     initializer=uniform, name='user_embedding'
   )(vectors)

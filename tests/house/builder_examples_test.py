@@ -62,6 +62,16 @@ def _centers() -> tf.keras.Model:
   )
 
 
+def _additive() -> tf.keras.Model:
+  item = tf.keras.Input((), dtype=tf.int32)
+  tables = [
+    tf.keras.layers.Embedding(planted.NUM_ITEMS, 2, name=name)(item)
+    for name in ('item', 'user_item')
+  ]
+  user = tf.keras.layers.Dense(1, use_bias=False, name='user')
+  return tf.keras.Model(item, user(tables[0] + tables[1])[:, 0])
+
+
 def _square(name: str) -> Any:
   return lambda labels, outputs: tf.square(labels - outputs[name][:, 0])
 
@@ -75,6 +85,7 @@ def known() -> dict[str, Any]:
   return {
     'LaplaceNoise': LaplaceNoise,
     'Phase': tff_partial.Phase,
+    'additive': tff_partial.from_keras(_additive, local='user.*', loss='mse'),
     'algorithms': algorithms,
     'assignment': planted.OF_FIRST_ITEM,
     'attributes': hpfl.Attributes(

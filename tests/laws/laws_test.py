@@ -416,6 +416,7 @@ EXEMPT = {
   'build_fed_noise': 'FURL, with noise that also spoilt clients send',
   'build_fed_per': 'FURL',
   'build_fed_proto_nearest_eval': 'measures what FedProto trains',
+  'build_fed_rap': 'FURL, with a step on two more terms after each',
   'build_fed_recon_fine_tuning_eval': 'measures what FedRecon trains',
   'build_fed_sim': 'FURL',
   'build_fed_yogi': 'FedAdam, with another optimizer at the server',

@@ -21,6 +21,8 @@ from tff_partial.algorithms.fed_ials import build_fed_ials
 from tff_partial.algorithms.fed_ials import build_fed_ials_eval
 from tff_partial.algorithms.fed_per import build_fed_per
 from tff_partial.algorithms.fed_per import build_fed_per_eval
+from tff_partial.algorithms.fed_rap import build_fed_rap
+from tff_partial.algorithms.fed_rap import build_fed_rap_eval
 from tff_partial.algorithms.fed_recon import build_fed_recon
 from tff_partial.algorithms.fed_recon import build_fed_recon_eval
 from tff_partial.algorithms.fed_recon import build_fed_recon_fine_tuning_eval
@@ -60,6 +62,8 @@ __all__ = [
   'build_fed_ials_eval',
   'build_fed_per',
   'build_fed_per_eval',
+  'build_fed_rap',
+  'build_fed_rap_eval',
   'build_fed_recon',
   'build_fed_recon_eval',
   'build_fed_recon_fine_tuning_eval',

@@ -89,6 +89,13 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'fed_recon_knn_per': memorizing.knn_per(_FED_RECON),
   'fed_recon_cache': memorizing.ngram_cache(_FED_RECON),
+  'fed_rap': building.Algorithm(
+    building.fed_rap,
+    building.measured_by('build_fed_rap_eval'),
+    user=tasks_lib.ADDITIVE,
+    personal=_PERSONAL,
+    reads=('view_difference', 'view_sparsity'),
+  ),
   'furl': building.Algorithm(
     building.furl,
     building.measured_by('build_furl_eval'),

@@ -128,6 +128,20 @@ def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   )
 
 
+def fed_rap(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return tff_partial.algorithms.build_fed_rap(
+    model,
+    shared='item/embeddings',
+    own='user_item/embeddings',
+    difference=run.hyperparameters.view_difference,
+    sparsity=run.hyperparameters.view_sparsity,
+    training=run.local.of_both(),
+    **run.server_arguments(),
+  )
+
+
 def furl_leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
   if hyperparameters.private_rule == SCALED:
     yield Leak(

@@ -314,6 +314,15 @@ class Hyperparameters(Options):
     at_least=0,
   )
 
+  view_difference: float = detail(
+    1e-4,
+    'lambda of FedRAP: how much tables of items are kept apart.',
+    at_least=0,
+  )
+  view_sparsity: float = detail(
+    1e-4, 'mu of FedRAP: how sparse the shared table is.', at_least=0
+  )
+
   def begin_local(self, model: models.PartialModel) -> models.PartialModel:
     """Make the initial values of local weights learnable, if that is chosen.
 
