@@ -17,17 +17,13 @@ aggregate.
 a regularizer of the offset; here a layer's regularizer applies to the sum.
 """
 
-from collections.abc import Mapping, Sequence
-import copy
 from typing import Any
 
 import tensorflow as tf
 
 from tff_partial import tiers
-from tff_partial.model import keras_filling
 from tff_partial.model import models
-from tff_partial.model.functions import ModelFunctions
-from tff_partial.model.keras_analysis import KerasSpec
+from tff_partial.model.functions import ComputedFunctions
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
@@ -62,93 +58,25 @@ def learn_first_values(model: models.PartialModel) -> models.PartialModel:
       f'The tables {sized} have as many rows as each client needs, so that no '
       'first values fit all clients.'
     )
-  first = {v.name: f'{PREFIX}{v.name}' for v in local}
+  names = [v.name for v in local]
+  own = {v.name: _beginning_with_zeros(v) for v in local}
+  first = {name: f'{PREFIX}{name}' for name in names}
+  number = len(model.variables)
+  beside = (
+    v._replace(name=first[v.name], position=place, request=place)
+    for place, v in enumerate(local, start=number)
+  )
+  variables = (*(own.get(v.name, v) for v in model.variables), *beside)
+
+  def summed(values: dict[str, Any]) -> dict[str, Any]:
+    sums = {name: values.pop(first[name]) + values[name] for name in names}
+    return {**values, **sums}
+
   return model.with_functions(
-    lambda functions: _Summed(functions, local),
+    lambda functions: ComputedFunctions(functions, variables, summed),
     {**model.tier_of, **dict.fromkeys(first.values(), tiers.GLOBAL)},
     {first.get(name, name): v for name, v in model.given_values.items()},
   )
-
-
-class _Summed:
-  """A model that reads the sums of first values and local offsets.
-
-  Attributes:
-    spec: The model's variables, plus one for each local one.
-  """
-
-  def __init__(
-    self, functions: ModelFunctions, local: tuple[VariableSpec, ...]
-  ):
-    """Describe the variables.
-
-    Args:
-      functions: The model.
-      local: Its local variables.
-    """
-    self._functions = functions
-    self._names = [v.name for v in local]
-    spec = functions.spec
-    number = len(spec.variables)
-    own = {v.name: _beginning_with_zeros(v) for v in local}
-    first = [
-      v._replace(
-        name=f'{PREFIX}{v.name}',
-        position=number + place,
-        request=number + place,
-      )
-      for place, v in enumerate(local)
-    ]
-    self.spec = KerasSpec(
-      (*(own.get(v.name, v) for v in spec.variables), *first),
-      spec.layers,
-      spec.inputs,
-      spec.outputs,
-    )
-
-  def call(
-    self,
-    tensors: Mapping[str, tf.Tensor],
-    inputs: Any,
-    *,
-    training: bool,
-    seed: tf.Tensor,
-  ) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
-    """Call the model with the sums."""
-    return self._functions.call(
-      self._summed(tensors), inputs, training=training, seed=seed
-    )
-
-  def changed(self) -> frozenset[str]:
-    """Return the names of the variables that layers change in training."""
-    return self._functions.changed()
-
-  def with_variables(self, variables: Sequence[VariableSpec]) -> '_Summed':
-    """Return the same functions, of other variables."""
-    found = copy.copy(self)
-    found.spec = self.spec._replace(variables=tuple(variables))
-    return found
-
-  def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Make the Keras model with the sums."""
-    return self._functions.filled(
-      self._summed(
-        {
-          v.name: keras_filling.checked(v, values[v.name])
-          for v in self.spec.variables
-        }
-      )
-    )
-
-  def _summed(self, values: Mapping[str, Any]) -> dict[str, Any]:
-    of_model = {
-      name: value
-      for name, value in values.items()
-      if not name.startswith(PREFIX)
-    }
-    for name in self._names:
-      of_model[name] = values[f'{PREFIX}{name}'] + values[name]
-    return of_model
 
 
 def _beginning_with_zeros(variable: VariableSpec) -> VariableSpec:
