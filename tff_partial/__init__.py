@@ -60,6 +60,8 @@ if TYPE_CHECKING:
   from tff_partial.exporting.exports import export
   from tff_partial.learning_process import as_evaluation_process
   from tff_partial.learning_process import as_learning_process
+  from tff_partial.model.adapters import add_lora
+  from tff_partial.model.adapters import freeze
   from tff_partial.model.first_values import learn_first_values
   from tff_partial.model.keras_models import from_keras
   from tff_partial.model.models import PartialModel
@@ -99,6 +101,7 @@ __all__ = [
   'Selection',
   'TrainingResult',
   'Vocabulary',
+  'add_lora',
   'aggregators',
   'algorithms',
   'analysis',
@@ -122,6 +125,7 @@ __all__ = [
   'evaluation',
   'export',
   'exporting',
+  'freeze',
   'from_arrays',
   'from_keras',
   'from_leaf',
@@ -170,6 +174,7 @@ _HOMES = {
   'exchange.messages': ['ClientWeighting'],
   'exporting.exports': ['export'],
   'learning_process': ['as_evaluation_process', 'as_learning_process'],
+  'model.adapters': ['add_lora', 'freeze'],
   'model.first_values': ['learn_first_values'],
   'model.keras_models': ['from_keras'],
   'model.models': ['PartialModel'],

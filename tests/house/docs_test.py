@@ -81,19 +81,32 @@ def test_the_page_of_how_to_does_what_it_says():
   # Clients of two digits each, who are measured on what they never trained on.
   assert known['measured']['accuracy'] > 0.9
   assert known['measured']['num_examples'] == known['held_out'].sum()
-  base, adapted = known['base'], known['adapted']
-  assert set(adapted.specs('local')) == {'body/lora_a', 'body/lora_b'}
-  first = adapted.initial_weights('global', [0, 1])
-  assert set(first) == {'head/kernel', 'head/bias'}
-  frozen = base.get_layer('body').kernel.numpy()
-  pretrained = known['pretrained'].get_layer('body').get_weights()[0]
-  np.testing.assert_array_equal(frozen, pretrained)
   assert len(known['remembered']) > 10  # Of clients in five rounds of ten.
   states = known['falling'].client_store.read(known['population'].client_ids)
   slots = [dict(state['slots']['phase_0_0']) for state in states]
   assert all(list(kept) == ['local'] for kept in slots)
   # Two epochs of some batches, in each of the rounds that a client was in.
   assert max(kept['local']['step'] for kept in slots) >= 4
+
+
+@pytest.mark.slow
+def test_the_page_on_adapters_says_what_is_trained():
+  known = _run('docs/adapters.md', {})
+  model, whole = known['model'], known['whole']
+  assert set(model.specs('local')) == {
+    *('lora_b/body/kernel', 'lora_b/head/kernel'),
+  }
+  assert [v.shape for v in known['own'].variables] == [
+    v.shape for v in known['pretrained'].variables
+  ]
+  assert known['measured']['accuracy'] > 0.8  # Of two digits each.
+  assert set(known['ffa'].specs('local')) == set()
+  assert len(known['two'].specs('local')) == 4
+  assert set(known['biases'].specs('global')) == {'body/bias', 'head/bias'}
+  assert set(known['prompted'].specs('global')) == {'prompt/default'}
+  base = known['prompted'].frozen_weights()
+  for name, value in base.items():
+    np.testing.assert_array_equal(value, whole.given_values[name])
 
 
 @pytest.mark.slow

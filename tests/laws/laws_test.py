@@ -1,6 +1,7 @@
 """Laws that hold for every algorithm: a new one is a new row of the table."""
 
 from collections.abc import Callable
+import copy
 import dataclasses
 import re
 from typing import Any
@@ -52,7 +53,7 @@ class Row:
     personal: Whether its clients end with a model of their own.
     exact: Whether padding changes no bit; if not, it changes rounding.
     grouped: Whether it is for models with groups.
-    learned: Whether the first values of local variables are learned.
+    wrap: Makes the model that it trains of the one that it is for.
     shares_copies: Whether clients send their own copies of the global weights,
       as HPFL does.
     template: The model that it is for, if for no other: 'posterior' or
@@ -67,7 +68,7 @@ class Row:
   personal: bool = False
   exact: bool = True
   grouped: bool = False
-  learned: bool = False
+  wrap: Callable[[models.PartialModel], models.PartialModel] = copy.copy
   shares_copies: bool = False
   template: str = ''
 
@@ -83,8 +84,7 @@ class Row:
   def model(
     self, model_of: dict[str, models.PartialModel]
   ) -> models.PartialModel:
-    model = model_of[self.form]
-    return tff_partial.learn_first_values(model) if self.learned else model
+    return self.wrap(model_of[self.form])
 
   def build(
     self, model: models.PartialModel, **options: Any
@@ -203,7 +203,17 @@ ROWS = [
     {'reconstruction_epochs': 10},
     local=True,
     personal=True,
-    learned=True,
+    wrap=tff_partial.learn_first_values,
+  ),
+  Row(
+    'furl, low-rank adapters of items',
+    {'training': Phase(optimizer=sgd(0.05), epochs=5, shuffle=True)},
+    algorithms.build_furl_eval,
+    local=True,
+    personal=True,
+    wrap=lambda model: tff_partial.add_lora(
+      model, 4, where='items', alpha=1.0, b=tiers.LOCAL
+    ),
   ),
   _partly_local(
     'furl',

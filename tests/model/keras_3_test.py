@@ -407,3 +407,61 @@ def test_another_backend_is_refused(monkeypatch):
   monkeypatch.setattr(keras.backend, 'backend', lambda: 'jax')
   with pytest.raises(ModelError, match='KERAS_BACKEND=tensorflow'):
     partial(ratings, keras)
+
+
+# ---- adapters ----------------------------------------------------------------
+
+
+def lora_of_keras(of):
+  """Keras 3's own adapters, of which its names say what is local."""
+  model = ratings(of)
+  for layer in model.layers:
+    if layer.name in ('items', 'dense'):
+      layer.enable_lora(2)
+  return model
+
+
+def test_keras_enables_adapters_of_its_own():
+  model = partial(lora_of_keras, keras, local='.*/lora_[a-z]+_b')
+  assert set(model.specs(tiers.LOCAL)) == {
+    'items/lora_embeddings_b',
+    'dense/lora_kernel_b',
+  }
+  assert set(model.frozen_weights()) == {'items/embeddings', 'dense/kernel'}
+  assert {'items/lora_embeddings_a', 'dense/lora_kernel_a'} < set(
+    model.specs(tiers.GLOBAL)
+  )
+  # It begins as the model without.
+  whole = partial(ratings, keras, local=None, initial_weights=None)
+  base = model.frozen_weights()
+  own = {n: v for n, v in named(model).items() if 'lora' not in n}
+  given = {**own, **base}
+  x = np.arange(9)
+  np.testing.assert_allclose(
+    model.to_keras(named(model))(x), whole.to_keras(given)(x), atol=1e-6
+  )
+  process = tff_partial.algorithms.build_fed_per(model)
+  with tff_partial.runtimes.cohort(jit=False):
+    trained = tff_partial.train(
+      process, clients(model), rounds=2, clients_per_round=4
+    )
+  for name, value in base.items():
+    np.testing.assert_array_equal(trained.weights.non_trainable[name], value)
+
+
+def test_adapters_of_a_keras_3_model_are_merged(tmp_path):
+  backbone = keras.Sequential(
+    [keras.Input([], dtype='int32'), keras.layers.Embedding(9, 4, name='items')]
+  )
+  backbone.save(tmp_path / 'items.keras')
+  whole = partial(
+    ratings, keras, local=None, initial_weights=tmp_path / 'items.keras'
+  )
+  model = tff_partial.add_lora(whole, 2, where='items', b='local')
+  base = model.frozen_weights()['items/embeddings']
+  np.testing.assert_array_equal(base, backbone.weights[0])
+  weights = named(model)
+  weights['lora_b/items/embeddings'] += 1.0
+  found = model.to_keras(weights).get_layer('items').weights[0]
+  added = np.sum(weights['lora_a/items/embeddings'], 1, keepdims=True)
+  np.testing.assert_allclose(found, base + added, atol=1e-5)

@@ -366,10 +366,48 @@ def test_a_trained_model_of_another_shape_is_refused():
   other = tf.keras.Sequential([tf.keras.Input([4]), layers.Dense(2)])
   with pytest.raises(
     models.ModelError,
-    match=r"`initial_weights` has variables of other shapes .*\('dense.*/kernel"
-    r":0', \(4, 2\)\)",
+    match=r"nor a part of it: its variables .*\('dense.*/kernel"
+    r"', \(4, 2\)\)",
   ):
     keras_models.from_keras(kinds.functional, loss=_MSE, initial_weights=other)
+
+
+def _two_layers() -> tf.keras.Model:
+  x = tf.keras.Input([3])
+  body = layers.Dense(2, 'relu', name='body')(x)
+  return tf.keras.Model(x, layers.Dense(2, name='head')(body))
+
+
+@pytest.mark.parametrize('name', ['model.keras', 'model', 'model.weights.h5'])
+def test_first_values_may_come_from_a_file(name, tmp_path):
+  trained, path = _two_layers(), tmp_path / name
+  if path.suffix == '.h5':
+    trained.save_weights(path)
+  else:
+    trained.save(path)
+  model = keras_models.from_keras(_two_layers, loss=_MSE, initial_weights=path)
+  for name, value in model.initial_weights(tiers.GLOBAL, _SEED).items():
+    layer, kind = name.split('/')
+    held = getattr(trained.get_layer(layer), kind)
+    np.testing.assert_array_equal(value, held)
+
+
+def test_a_backbone_gives_the_values_of_its_names():
+  whole = _two_layers()
+  body = tf.keras.Model(whole.input, whole.get_layer('body').output)
+  model = keras_models.from_keras(
+    _two_layers, loss=_MSE, initial_weights=body, seed=1
+  )
+  found = model.initial_weights(tiers.GLOBAL, _SEED)
+  kernels = [whole.get_layer(name).kernel for name in ('body', 'head')]
+  np.testing.assert_array_equal(found['body/kernel'], kernels[0])
+  assert np.any(found['head/kernel'] != kernels[1])
+  with pytest.raises(
+    models.ModelError, match='cannot be loaded: .*Give a file'
+  ):
+    keras_models.from_keras(
+      _two_layers, loss=_MSE, initial_weights='there/is/none.keras'
+    )
 
 
 @pytest.mark.slow

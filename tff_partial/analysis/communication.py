@@ -29,16 +29,20 @@ def communication(
       the rows of some of these are counted.
 
   Returns:
-    `download_` and `upload_` of `parameters` and `bytes`. The download is the
-    whole model and all else that a client loads, such as control variates; the
-    upload is the most that a client sends, without metrics.
+    `download_` and `upload_` of `parameters` and `bytes`. The download is all
+    trained weights and what else a client loads, such as control variates, but
+    not frozen weights, which are the same in all rounds; the upload is the most
+    that a client sends, without metrics.
     `upload_not_counted` names what differs in size between clients, such as
     drafts. Where clients send rows, `upload_bytes_by_rows` is the mean over
     clients, for the rows that their examples look up and the rows' indices.
   """
   weights_type = process.get_model_weights.type_signature.result
   sent = {tier: weights_type.trainable[tier] for tier in process.sent}
-  loaded = [_size(weights_type), *map(_size, process.loaded_beside.values())]
+  loaded = [
+    _size(weights_type.trainable),
+    *map(_size, process.loaded_beside.values()),
+  ]
   beside = {
     name: kind
     for name, kind in process.sent_beside.items()

@@ -3,6 +3,7 @@
 from tff_partial._environment import lazily as _lazily
 
 __all__ = [
+  'adapters',
   'first_values',
   'keras_metrics',
   'keras_models',

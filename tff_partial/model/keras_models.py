@@ -1,9 +1,8 @@
 """Keras models as partial models."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tff_partial import tiers as tiers_lib
@@ -14,6 +13,7 @@ from tff_partial.model import keras_analysis
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
 from tff_partial.model import outputs
+from tff_partial.model import pretrained
 from tff_partial.model import states
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import assumed_labels
@@ -38,7 +38,7 @@ def from_keras(
   inputs: Any = None,
   labels: tf.TensorSpec | None = None,
   weights: tf.TensorSpec = examples_lib.WEIGHT_SPEC,
-  initial_weights: tf.keras.Model | Sequence[tf.keras.Model] | None = None,
+  initial_weights: Any = None,
   seed: int = 0,
 ) -> PartialModel:
   """Take a Keras model apart into weights of three tiers and pure functions.
@@ -74,8 +74,10 @@ def from_keras(
       integer without the last axis if the loss is a sparse one.
     weights: Spec of one example's weight; `[time]` if steps are weighted, and
       `[outputs with a loss]` if outputs are.
-    initial_weights: A trained Keras model whose values replace the first values
-      of all variables; or `num_groups` of them, one for each sub-population.
+    initial_weights: A trained Keras model or its path (a file `.keras` or
+      `.weights.h5`, or a SavedModel), whose values replace the first values of
+      all variables, or of those of its names if it is a part of the model, such
+      as its backbone; or `num_groups` of them, one for each sub-population.
     seed: Draws the first values of the global weights.
 
   Raises:
@@ -100,7 +102,9 @@ def from_keras(
     metrics=metrics,
     labels=labels or assumed_labels(spec.outputs, loss),
     weights=weights,
-    initial_values=_values_of_groups(spec, initial_weights, num_groups),
+    initial_values=pretrained.values_of(
+      spec, build, initial_weights, num_groups
+    ),
     seed=seed,
   )
 
@@ -136,46 +140,6 @@ def _tiers(
       'variables of their own and a number, at least 1.'
     )
   return tier_of
-
-
-def _values_of_groups(
-  spec: keras_analysis.KerasSpec, given: Any, num_groups: int
-) -> list[dict[str, np.ndarray]]:
-  """Return the values of one trained model, or of one for each group."""
-  if not isinstance(given, Sequence):
-    return [_values(spec, given)]
-  if len(given) != num_groups or not num_groups:
-    raise ModelError(
-      f'`initial_weights` has {len(given)} models, but there are '
-      f'num_groups={num_groups}. Pass one model, or one for each '
-      'sub-population.'
-    )
-  return [_values(spec, each) for each in given]
-
-
-def _values(
-  spec: keras_analysis.KerasSpec, trained: Any
-) -> dict[str, np.ndarray]:
-  """Return a trained Keras model's values by name; empty without a model."""
-  if trained is None:
-    return {}
-  given = trained.variables
-  if keras_3.is_model(trained):
-    given = trained.weights  # Without the counters of random draws.
-  wanted = sorted(spec.variables, key=lambda v: v.position)
-  if len(given) != len(wanted) or not all(
-    v.fits(value.shape) for v, value in zip(wanted, given, strict=True)
-  ):
-    raise ModelError(
-      '`initial_weights` has variables of other shapes than the model: '
-      f'{[(v.name, tuple(v.shape)) for v in given]} instead of '
-      f'{[(v.name, v.shape) for v in wanted]}.'
-    )
-  return {
-    v.name: tensor.numpy()
-    for v, tensor in zip(wanted, given, strict=True)
-    if not v.is_client_sized
-  }
 
 
 def _analysed(

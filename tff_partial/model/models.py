@@ -37,6 +37,7 @@ class PartialModel:
 
   Attributes:
     build: Makes the Keras model.
+    spec: All its variables and layers, and one example's inputs and outputs.
     variables: All its variables, in order of creation.
     tier_of: Variable name to tier.
     num_groups: Number of copies of the GROUP variables at the server.
@@ -113,7 +114,7 @@ class PartialModel:
     given_values: Mapping[str, np.ndarray],
   ) -> id_ranges.Ids:
     """Set functions and variables; return the inputs that are row ids."""
-    self._functions = functions
+    self._functions, self.spec = functions, functions.spec
     self.variables = functions.spec.variables
     self.tier_of = dict(tier_of)
     self.state = frozenset(v.name for v in self.variables if v.is_state)
@@ -253,7 +254,7 @@ class PartialModel:
         copies, self._initial_values, strict=True
       ):
         copy_of_group.update(
-          (name, tf.constant(given[name])) for name in copy_of_group
+          (n, tf.constant(given[n])) for n in copy_of_group if n in given
         )
     return tf.nest.map_structure(lambda *rows: tf.stack(rows), *copies)
 
