@@ -207,7 +207,7 @@ ROWS = [
   ),
   Row(
     'furl, low-rank adapters of items',
-    {'training': Phase(optimizer=sgd(0.05), epochs=5, shuffle=True)},
+    {'training': Phase(optimizer=sgd(0.1), epochs=10, shuffle=True)},
     algorithms.build_furl_eval,
     local=True,
     personal=True,

@@ -233,14 +233,15 @@ def _adapted(
   Raises:
     ModelError: If it has such factors already, or the rank is too large for it.
   """
+  sizes = [size or 0 for size in kernel.shape]  # None only of local tables.
   sides = [
-    (math.prod(kernel.shape[:axis]), math.prod(kernel.shape[axis:]))
-    for axis in range(1, len(kernel.shape))
+    (math.prod(sizes[:axis]), math.prod(sizes[axis:]))
+    for axis in range(1, len(sizes))
   ]
   inputs, outputs = min(sides, key=sum)
   if rank > min(inputs, outputs):
     raise ModelError(
-      f'rank={rank}: {kernel.name!r} of the shape {list(kernel.shape)} has '
+      f'rank={rank}: {kernel.name!r} of the shape {sizes} has '
       f'rank {min(inputs, outputs)} at most. Give a smaller one, or leave it '
       'out of `where`.'
     )

@@ -78,6 +78,7 @@ def _values(spec: KerasSpec, trained: Any) -> dict[str, np.ndarray]:
   if keras_3.is_model(trained):
     given = trained.weights  # Without the counters of random draws.
   wanted = sorted(spec.variables, key=lambda v: v.position)
+  pairs: list[tuple[VariableSpec | None, Any]]
   if len(given) == len(wanted) and all(
     v.fits(value.shape) for v, value in zip(wanted, given, strict=True)
   ):
