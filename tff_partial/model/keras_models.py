@@ -74,16 +74,13 @@ def from_keras(
       integer without the last axis if the loss is a sparse one.
     weights: Spec of one example's weight; `[time]` if steps are weighted, and
       `[outputs with a loss]` if outputs are.
-    initial_weights: A trained Keras model or its path (a file `.keras` or
-      `.weights.h5`, or a SavedModel), whose values replace the first values of
-      all variables, or of those of its names if it is a part of the model, such
-      as its backbone; or `num_groups` of them, one for each sub-population.
+    initial_weights: A trained Keras model, or a backbone of the model, or its
+      path (see docs/adapters.md); or one for each sub-population.
     seed: Draws the first values of the global weights.
 
   Raises:
     ModelError: If the model is no pure function of its weights and examples, or
-      if `local`, `client_sized` or `group` match nothing, everything, or one of
-      several layers that share a variable.
+      a selector matches nothing, everything, or not all layers of a variable.
   """
   _check_builder(build)
   spec, in_keras_3 = _analysed(build, inputs, client_sized)
@@ -92,6 +89,7 @@ def from_keras(
   plain = in_keras_3 or keras_functions.Keras2Functions(build, spec)
   functions, tier_of = states.treat(plain, tier_of, state)
   loss = outputs.as_loss(loss, loss_weights, weights)
+  first = pretrained.values_of(spec, build, initial_weights, num_groups)
   return PartialModel(
     build,
     functions,
@@ -102,9 +100,7 @@ def from_keras(
     metrics=metrics,
     labels=labels or assumed_labels(spec.outputs, loss),
     weights=weights,
-    initial_values=pretrained.values_of(
-      spec, build, initial_weights, num_groups
-    ),
+    initial_values=first,
     seed=seed,
   )
 

@@ -1,7 +1,9 @@
 """First values from a trained Keras model, in memory or in a file.
 
 A model of the same architecture gives all values by their order. One that is a
-part of it, such as a backbone of keras_hub, gives those of the same names.
+part of it, such as a backbone of keras_hub, gives those of the same names. In
+place of a model its path will do: a file `.keras`, the folder of a SavedModel,
+or a file `.weights.h5` of the whole model's weights.
 """
 
 from collections.abc import Callable, Sequence
