@@ -68,8 +68,8 @@ biases = _shared(
 )
 item_attributes = _shared(
   'item_attributes',
-  'Use genres of items: fed_als expects vectors by them, and fed_als_private, '
-  'for which they must be public, takes them into the vectors.',
+  'Use genres of items: fed_als expects vectors by them; fed_als_private and '
+  'dp_als, for which they must be public, take them into the vectors.',
 )
 user_attributes = _shared(
   'user_attributes',

@@ -178,7 +178,7 @@ class Config(Options):
         '--target_epsilon or --noise_multiplier, or choose no noise.'
       )
     readers = {
-      'item_attributes': ('fed_als', 'fed_als_private'),
+      'item_attributes': ('dp_als', 'fed_als', 'fed_als_private'),
       'user_attributes': ('fed_als',),
     }
     for flag, names in readers.items():
@@ -186,7 +186,7 @@ class Config(Options):
         raise OptionError(
           f'--{flag}: only {" and ".join(names)} reads it. Leave it out.'
         )
-    if self.algorithm.startswith('fed_als'):
+    if self.how.user in (tasks_lib.POSTERIOR, tasks_lib.PUBLIC_POSTERIOR):
       for flag in ('biases', 'l2', 'initial_scale'):
         value = getattr(self.task, flag, None)
         if value != getattr(type(self.task), flag, None):

@@ -1,14 +1,17 @@
-"""Private federated ALS: what clients send, what it costs, what it finds."""
+"""Private federated ALS and DP-ALS: what clients send, and what it costs."""
 
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.support import planted
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import runtimes
+from tff_partial.algorithms import dp_als
+from tff_partial.checks import privacy_audit
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
@@ -33,21 +36,25 @@ def _model(**options: Any) -> Any:
   return rating_posteriors.build_model(_ITEMS, _LEARNED + _KNOWN, **options)
 
 
-def _mean(noise: float, clients: int, clip: float = 1.0, **options: Any) -> Any:
-  return tff_partial.Aggregation(
-    aggregator=privacy.private_mean(
-      clipping.FixedClip(clip),
-      noise_multiplier=noise,
-      clients_per_round=clients,
-      **options,
-    )
+def _process(
+  noise: float = 0.0,
+  *,
+  build: Any = algorithms.build_fed_als_private,
+  clip: float = 1.0,
+  columns: int = 1 + _LEARNED,
+  **options: Any,
+) -> Any:
+  """Four clients, and a server that keeps all that it learns of them."""
+  mean = privacy.private_mean(
+    clipping.FixedClip(clip),
+    noise_multiplier=noise,
+    clients_per_round=4,
+    **options,
   )
-
-
-def _process(noise: float = 0.0, clients: int = 4, **options: Any) -> Any:
-  return algorithms.build_fed_als_private(
+  canaries = privacy_audit.Canaries(_ITEMS * columns + 1, 0)
+  return build(
     _model(),
-    aggregation=_mean(noise, clients, **options),
+    aggregation=tff_partial.Aggregation(aggregator=canaries.watched(mean)),
     attributes=_ATTRIBUTES,
   )
 
@@ -108,12 +115,73 @@ def test_rounds_are_those_of_numpy() -> None:
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_noisy_equations_are_those_of_numpy() -> None:
+  """DP-ALS: small eigenvalues are raised, and the ridge follows the noise."""
+  generator = np.random.default_rng(3)
+  matrix = generator.normal(size=[_ITEMS, 3, 3])
+  matrix += matrix.transpose(0, 2, 1)
+  right = generator.normal(size=[_ITEMS, 3])
+  rows, columns = np.tril_indices(3)
+  sums = np.concatenate([matrix[:, rows, columns], 2.0 * right], 1)
+  items = private_items.PrivateItems(_ITEMS, 2)
+  zeros = tf.zeros([_ITEMS, 3])
+  _, found, _ = dp_als._solved(items, {}, zeros, sums, 1.0, 1.0, 1.0)
+  for each, value, one in zip(matrix, right, found, strict=True):
+    values, vectors = np.linalg.eigh(each)
+    assert values[0] < 1.7
+    each = (vectors * (np.maximum(values, 1.7) + 2.05)) @ vectors.T
+    wanted = np.linalg.solve(each, value)
+    np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_rounds_of_dp_als_are_those_of_numpy() -> None:
+  process = _process(build=algorithms.build_dp_als, columns=9, clip=3.0)
+  clients = planted.rate(_COUNTS)
+  first, second = _states(process, clients, 2)[1:]
+  item, found = (
+    planted.global_weights(process, state)['ratings/item'].astype(np.float64)
+    for state in (first, second)
+  )
+  learned = 1 + _LEARNED
+  left, right = (np.zeros([_ITEMS, *each]) for each in ([3, 3], [3]))
+  weights = private_items.PrivateItems(_ITEMS, 0).weights(_released(first)[0])
+  for fields in clients.values():
+    x, y = fields['x'], fields['y'].astype(np.float64)
+    a = item[x].copy()
+    a[:, 0] = 1.0
+    precision = np.diag([5.0, *np.ones(_SIZE - 1)])
+    z = np.linalg.solve(a.T @ a / 0.8 + precision, a.T @ (y - item[x, 0]) / 0.8)
+    user = np.array([1.0, *z[1:learned]])
+    labels = y - z[0] - a[:, learned:] @ z[learned:]
+    mine = np.zeros_like(left), np.zeros_like(right)
+    by_item = np.asarray(weights)[x] / len(x) ** 0.5
+    np.add.at(mine[0], x, by_item[:, None, None] * np.outer(user, user))
+    np.add.at(mine[1], x, (by_item * labels)[:, None] * user)
+    norm = np.sqrt((np.tril(mine[0]) ** 2).sum() + 4.0 * (mine[1] ** 2).sum())
+    left += min(0.99 / norm, 1.0) * mine[0]
+    right += min(0.99 / norm, 1.0) * mine[1]
+  wanted = np.linalg.solve(left + 0.05 * np.eye(learned), right[..., None])
+  np.testing.assert_allclose(
+    found[:, :learned], wanted[..., 0], rtol=1e-3, atol=1e-4
+  )
+
+
 # ---- what it costs -----------------------------------------------------------
 
 
-def test_one_extreme_user_moves_all_that_leaves_by_one_clip() -> None:
+@pytest.mark.parametrize(
+  'build, columns',
+  [
+    (algorithms.build_fed_als_private, 1 + _LEARNED),
+    pytest.param(algorithms.build_dp_als, 9, marks=pytest.mark.slow),
+  ],
+)
+def test_one_extreme_user_moves_all_that_leaves_by_one_clip(
+  build: Any, columns: int
+) -> None:
   clip = 2.0
-  process = _process(clip=clip)
+  process = _process(clip=clip, build=build, columns=columns)
   clients = planted.rate(_COUNTS)
   extreme = {
     'x': np.arange(_ITEMS, dtype=np.int32),
@@ -125,20 +193,15 @@ def test_one_extreme_user_moves_all_that_leaves_by_one_clip() -> None:
       planted.run(process, planted.cohort_of(process, each, 1), state).state
       for each in (clients, {**clients, 'extreme': extreme})
     ]
-    one, other = (_sums(state, each) for each in found)
+    one, other = (_sums(state, each, clip) for each in found)
     assert 0.5 < np.linalg.norm(one - other) < 1.0 + 1e-5
     state = found[0]
 
 
-def _sums(before: Any, after: Any) -> np.ndarray:
-  """The released sum of messages, in clips, as the states tell it."""
-  count, estimate = _released(after)
-  if not before.client_work['server']['round']:
-    return count
-  item = before.global_model_weights.trainable['global']['ratings/item']
-  items = private_items.PrivateItems(_ITEMS, _SIZE - 1, _ATTRIBUTES)
-  divisor = np.maximum(count, 0.3) * items.weights(count)
-  return (estimate - item[:, : 1 + _LEARNED]) * np.asarray(divisor)[:, None]
+def _sums(before: Any, after: Any, clip: float) -> np.ndarray:
+  """All numbers of the released sum of messages, in clips."""
+  found = after.aggregator['scores'] - before.aggregator['scores']
+  return np.asarray(found) * 4 / clip
 
 
 def test_the_noise_is_what_is_accounted_for() -> None:
@@ -153,12 +216,11 @@ def test_the_noise_is_what_is_accounted_for() -> None:
     after = planted.run(exact, cohort, before).state
     added = []
     for number in range(4):
-      query = aggregator.query_state._replace(round=np.int32(number))
-      noisy = planted.run(
-        process, cohort, _with(before, aggregator._replace(query_state=query))
-      )
-      added.append(_sums(before, noisy.state))
-    added -= _sums(before, after)
+      query = aggregator['inner'].query_state._replace(round=np.int32(number))
+      inner = aggregator['inner']._replace(query_state=query)
+      start = _with(before, {**aggregator, 'inner': inner})
+      added.append(_sums(start, planted.run(process, cohort, start).state, 2.0))
+    added -= _sums(before, after, 2.0)
     np.testing.assert_allclose(np.std(added), noise, rtol=0.15)
     before = after
 
@@ -210,6 +272,9 @@ def test_what_does_not_fit_is_refused() -> None:
       algorithms.build_fed_als_private(
         _model(), aggregation=tff_partial.Aggregation(aggregator=aggregator)
       )
+  mean = privacy.private_mean(
+    clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=4
+  )
   for attributes in (
     _ATTRIBUTES[1:],
     np.ones([_ITEMS, 9]),
@@ -217,5 +282,7 @@ def test_what_does_not_fit_is_refused() -> None:
   ):
     with pytest.raises(SettingError, match='attributes'):
       algorithms.build_fed_als_private(
-        _model(), aggregation=_mean(1.0, 4), attributes=attributes
+        _model(),
+        aggregation=tff_partial.Aggregation(aggregator=mean),
+        attributes=attributes,
       )

@@ -68,6 +68,7 @@ FLOORS = {
     'client_statistics',
     'templates.assigned_training',
     'templates.partial_training',
+    'templates.private_ratings',
     'templates.ranking',
   ),
   'top': (

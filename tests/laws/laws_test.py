@@ -151,20 +151,23 @@ ROWS = [
     exact=False,
     template='implicit',
   ),
-  Row(
-    'fed_als_private',
-    {
-      'aggregation': Aggregation(
-        aggregator=privacy.private_mean(
-          clipping.FixedClip(1.0), noise_multiplier=0.0, clients_per_round=12
+  *(
+    Row(
+      name,
+      {
+        'aggregation': Aggregation(
+          aggregator=privacy.private_mean(
+            clipping.FixedClip(1.0), noise_multiplier=0.0, clients_per_round=12
+          )
         )
-      )
-    },
-    algorithms.build_fed_als_eval,
-    local=True,
-    personal=True,
-    exact=False,
-    template='posterior',
+      },
+      algorithms.build_fed_als_eval,
+      local=True,
+      personal=True,
+      exact=False,
+      template='posterior',
+    )
+    for name in ('fed_als_private', 'dp_als')
   ),
   _partly_local(
     'fed_recon, joint',

@@ -4,6 +4,7 @@ from tff_partial.algorithms.apfl import build_apfl
 from tff_partial.algorithms.apfl import build_apfl_eval
 from tff_partial.algorithms.ditto import build_ditto
 from tff_partial.algorithms.ditto import build_ditto_eval
+from tff_partial.algorithms.dp_als import build_dp_als
 from tff_partial.algorithms.fed_als import build_fed_als
 from tff_partial.algorithms.fed_als import build_fed_als_eval
 from tff_partial.algorithms.fed_als_private import build_fed_als_private
@@ -45,6 +46,7 @@ __all__ = [
   'build_apfl_eval',
   'build_ditto',
   'build_ditto_eval',
+  'build_dp_als',
   'build_fed_als',
   'build_fed_als_eval',
   'build_fed_als_private',

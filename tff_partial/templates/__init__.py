@@ -7,6 +7,7 @@ __all__ = [
   'implicit_factors',
   'partial_training',
   'private_items',
+  'private_ratings',
   'ranking',
   'rating_posteriors',
   'server_optimizers',

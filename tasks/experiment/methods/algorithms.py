@@ -35,6 +35,14 @@ _FED_RECON = building.Algorithm(
   always_personalises=True,
   reads=('joint', 'through_solution'),
 )
+_FED_ALS_PRIVATE = building.Algorithm(
+  reconstructing.fed_als_private,
+  reconstructing.fed_als_eval,
+  user=tasks_lib.PUBLIC_POSTERIOR,
+  personal=_PERSONAL,
+  always_personalises=True,
+  ignores=(*building.JOINING, *building.TRAINING),
+)
 _FED_PROTO = building.Algorithm(
   building.fed_proto,
   building.measured_by('build_fed_proto_eval'),
@@ -48,6 +56,7 @@ _FED_PROTO = building.Algorithm(
 _FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
 
 ALGORITHMS: dict[str, building.Algorithm] = {
+  'dp_als': dataclasses.replace(_FED_ALS_PRIVATE, build=reconstructing.dp_als),
   'fed_als': building.Algorithm(
     reconstructing.fed_als,
     reconstructing.fed_als_eval,
@@ -59,14 +68,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     'or fed_recon.',
     ignores=(*building.JOINING, *building.TRAINING),
   ),
-  'fed_als_private': building.Algorithm(
-    reconstructing.fed_als_private,
-    reconstructing.fed_als_eval,
-    user=tasks_lib.PUBLIC_POSTERIOR,
-    personal=_PERSONAL,
-    always_personalises=True,
-    ignores=(*building.JOINING, *building.TRAINING),
-  ),
+  'fed_als_private': _FED_ALS_PRIVATE,
   'fed_ials': building.Algorithm(
     reconstructing.fed_ials,
     reconstructing.fed_ials_eval,

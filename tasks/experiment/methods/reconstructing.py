@@ -10,6 +10,7 @@ from tasks.experiment.methods.setting import Setting
 import tff_partial
 
 if TYPE_CHECKING:
+  from tasks.experiment.methods.building import Build
   from tff_partial import processes
   from tff_partial.evaluation import Evaluation
   from tff_partial.model import models
@@ -68,19 +69,29 @@ def fed_als(
   )
 
 
-def fed_als_private(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  if run.ledger is None:
-    raise OptionError(
-      '--algorithm=fed_als_private: it shrinks by the noise of a private run. '
-      'Give --target_epsilon and --clip=1, or use fed_als.'
+def _noisy_als(builder: str) -> Build:
+  """Return what builds one of those that take the noise into account."""
+
+  def build(
+    model: models.PartialModel, run: Setting
+  ) -> processes.PartialProcess:
+    if run.ledger is None:
+      raise OptionError(
+        f'--algorithm={builder.removeprefix("build_")}: it shrinks by the '
+        'noise of a private run. Give --target_epsilon and --clip=1, or use '
+        'fed_als.'
+      )
+    return getattr(tff_partial.algorithms, builder)(
+      model,
+      aggregation=run.aggregation(),
+      attributes=run.task.item_columns(),
     )
-  return tff_partial.algorithms.build_fed_als_private(
-    model,
-    aggregation=run.aggregation(),
-    attributes=run.task.item_columns(),
-  )
+
+  return build
+
+
+dp_als = _noisy_als('build_dp_als')
+fed_als_private = _noisy_als('build_fed_als_private')
 
 
 def fed_als_eval(
