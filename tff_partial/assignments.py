@@ -142,10 +142,12 @@ def by_prototype(
     parts.is_prototypical, 'is_prototypical', 'whether they are prototypical'
   )
   triplet = triplet_loss(parts, margin)
+  liked_type = _told(parts.liked_type, 'liked_type', 'what they like')
 
   def of_others(client: ClientContext) -> tf.Tensor:
     batch = batch_of(client)
-    return batch.mean(tf.where(is_prototypical(batch.y), 0.0, triplet(client)))
+    loss = tf.where(is_prototypical(batch.y), 0.0, triplet(client))
+    return batch.mean(loss, among=liked_type(batch.y) >= 0)
 
   def to_own(client: ClientContext) -> tf.Tensor:
     batch = batch_of(client)
@@ -279,7 +281,8 @@ def triplet_loss(
   """Return Eq. 1: `max(0, |e_u - e_p|^2 - |e_u - e_n|^2 + margin)`, `[batch]`.
 
   The prototype p is that of the type of a liked example, and n is sampled from
-  all others. The loss of examples that the client does not like is 0.
+  all others. Examples that the client does not like have none: their 0 is left
+  out of means.
 
   Args:
     parts: The parts of the model.

@@ -54,16 +54,21 @@ class Batch(NamedTuple):
     """
     return cls(fields['x'], fields['y'], fields['weight'], is_real, predictions)
 
-  def mean(self, values: tf.Tensor) -> tf.Tensor:
+  def mean(
+    self, values: tf.Tensor, among: tf.Tensor | None = None
+  ) -> tf.Tensor:
     """Return the mean of weighted values over the real examples, a scalar.
 
     Args:
       values: `[batch]`, one number per example; ignored for padding.
+      among: bool `[batch]`, the examples to average over; all by default. The
+        mean over none is 0.
     """
-    real = tf.cast(self.is_real, tf.float32)
+    chosen = self.is_real if among is None else self.is_real & among
     values = tf.cast(values, tf.float32) * self.weight
-    total = tf.reduce_sum(tf.where(self.is_real, values, 0.0))
-    return total / tf.maximum(tf.reduce_sum(real), 1.0)
+    total = tf.reduce_sum(tf.where(chosen, values, 0.0))
+    number = tf.reduce_sum(tf.cast(chosen, tf.float32))
+    return total / tf.maximum(number, 1.0)
 
 
 class Outcome(NamedTuple):

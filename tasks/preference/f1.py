@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.preference.losses import IS_LIKED
+from tasks.preference.losses import IS_PROTOTYPICAL
 from tasks.preference.losses import logits_of
 from tasks.preference.losses import SUB_POPULATION
 
@@ -67,13 +68,24 @@ class PreferenceF1(tf.keras.metrics.Metric):
     self,
     groups: Sequence[int],
     is_weighted: bool = False,
+    counts_told: bool = True,
     name: str = 'f1',
     **kwargs: Any,
   ):
-    """Make the metric of some sub-populations."""
+    """Make the metric of some sub-populations.
+
+    Args:
+      groups: The sub-populations.
+      is_weighted: True to weight them by their examples.
+      counts_told: False to leave out prototypical users, who are told their
+        sub-population.
+      name: The metric's name.
+      **kwargs: Keras's other arguments.
+    """
     super().__init__(name=name, **kwargs)
     self.groups = list(groups)
     self.is_weighted = is_weighted
+    self.counts_told = counts_told
     self.counts = self.add_weight(
       name='counts', shape=[len(self.groups), len(COUNTS)], initializer='zeros'
     )
@@ -100,6 +112,9 @@ class PreferenceF1(tf.keras.metrics.Metric):
     cells = tf.cast(cells, self.counts.dtype)
     if sample_weight is not None:
       cells *= tf.cast(sample_weight, cells.dtype)[:, tf.newaxis]
+    if not self.counts_told:
+      is_told = tf.cast(y_true[:, IS_PROTOTYPICAL, tf.newaxis], cells.dtype)
+      cells *= 1.0 - is_told
     is_of = tf.equal(
       y_true[:, SUB_POPULATION, tf.newaxis],
       tf.constant([self.groups], y_true.dtype),
@@ -116,11 +131,12 @@ class PreferenceF1(tf.keras.metrics.Metric):
       **super().get_config(),
       'groups': self.groups,
       'is_weighted': self.is_weighted,
+      'counts_told': self.counts_told,
     }
 
 
 def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
-  """Build `f1`, `f1_weighted`, and the F1 of sub-populations.
+  """Build `f1`, `f1_not_told`, `f1_weighted`, and the F1 of sub-populations.
 
   The latter are `f1_0`, `f1_1`, ... of single sub-populations, and if some are
   more common than others also `f1_share_0.25`, ... of those that are equally
@@ -135,6 +151,7 @@ def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
     equally_common = {}
   return [
     PreferenceF1(groups),
+    PreferenceF1(groups, counts_told=False, name='f1_not_told'),
     PreferenceF1(groups, is_weighted=True, name='f1_weighted'),
     *(PreferenceF1([g], name=f'f1_{g}') for g in groups),
     *(

@@ -260,7 +260,8 @@ def test_embeddings_go_to_what_their_user_likes(triplet):
   found = set()
   for seed in range(8):
     # Which sub-population it is of, the client does not look up.
-    likes_zero = _client(seed % 3, 0.5, kind=0)
+    # The second example, which it does not like, is no part of the mean.
+    likes_zero = _client(seed % 3, 0.5, 0.0, kind=0)
     cohort = planted.cohort_of(triplet, {'one': likes_zero}, seed)
     output = planted.run(triplet, cohort)
     (kept,) = output.client_states

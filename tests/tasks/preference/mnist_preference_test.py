@@ -109,7 +109,9 @@ def test_f1_by_prevalence():
   assert list(by_name)[-2:] == ['f1_share_0.6', 'f1_share_0.2']
   # The first says what is right of both of its users' images, the second
   # always no, the third the opposite of what is right.
-  labels = [[1, 0, 0], [0, 1, 0], [1, 0, 1], [0, 1, 1], [1, 0, 2], [0, 1, 2]]
+  kinds = [[1, 0, 0], [0, 1, 0], [1, 0, 1], [0, 1, 1], [1, 0, 2], [0, 1, 2]]
+  # The first is prototypical.
+  labels = [[*row, row[2] == 0] for row in kinds]
   said = tf.one_hot([1, 0, 0, 0, 0, 1], 2)
   for metric in by_name.values():
     metric.update_state(tf.constant(labels), said)
@@ -117,13 +119,18 @@ def test_f1_by_prevalence():
   assert float(by_name['f1_share_0.2'].result()) == pytest.approx(
     (1 + 1 / 3) / 2
   )
+  assert float(by_name['f1'].result()) == pytest.approx((1 + 1 / 3 + 0) / 3)
+  of_others = float(by_name['f1_not_told'].result())
+  assert of_others == pytest.approx((1 / 3 + 0) / 2)
   alike = [m.name for m in f1.build_metrics([0.5, 0.5])]
-  assert alike == ['f1', 'f1_weighted', 'f1_0', 'f1_1']
+  assert alike == ['f1', 'f1_not_told', 'f1_weighted', 'f1_0', 'f1_1']
 
 
 def test_the_metric_counts_what_the_functions_take():
-  # Liked or not, what is shown, the user's sub-population.
-  labels = tf.constant([[1, 0, 0], [0, 2, 0], [1, 1, 1], [0, 0, 1], [1, 1, 1]])
+  # Liked or not, what is shown, the user's sub-population, if it is told that.
+  labels = tf.constant(
+    [[1, 0, 0, 0], [0, 2, 0, 0], [1, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 0]]
+  )
   said = tf.constant([1, 1, 1, 0, 0])
   logits = tf.one_hot(said, 2)
   by_name = {m.name: m for m in f1.build_metrics([1 / 3] * 3)}
@@ -324,7 +331,8 @@ def test_it_trains_and_is_measured_by_f1(task):
   assert measured['num_examples'] == 200
   assert 0 < measured['f1'] <= 1
   names = {name for name in measured if name.startswith('f1')}
-  assert names == {'f1', 'f1_weighted', *(f'f1_{g}' for g in range(10))}
+  by_group = {f'f1_{g}' for g in range(10)}
+  assert names == {'f1', 'f1_not_told', 'f1_weighted', *by_group}
 
 
 @pytest.mark.parametrize(
