@@ -70,16 +70,6 @@ class _HiddenInitializer(tf.keras.initializers.Initializer):
     return tf.random.normal(shape, dtype=dtype)
 
 
-def _mixed_precision() -> tf.keras.Model:
-  return tf.keras.Sequential(
-    [
-      tf.keras.Input([4]),
-      layers.Dense(3, dtype='mixed_bfloat16', name='half'),
-      layers.Dense(1, dtype='float32'),
-    ]
-  )
-
-
 def _loads_weights() -> tf.keras.Model:
   model = kinds.one()
   model.get_layer('a').kernel.assign([[3.0]])
@@ -189,9 +179,12 @@ _SHARED = layers.Dense(1, name='shared')
       'examples before you pack them',
     ),
     (
-      _mixed_precision,
-      "Layer 'half' has weights of float32 and computes in bfloat16. .* Build "
-      'the model with the dtype policy float32',
+      _stack(layers.Dense(3, dtype='mixed_float16', name='half')),
+      "Layer 'half' computes in float16, .* Use the dtype policy mixed_b",
+    ),
+    (
+      _stack(layers.Dense(3, dtype='bfloat16', name='half')),
+      "Layer 'half' has weights of bfloat16, .* Use the dtype policy mixed_",
     ),
     (
       _loads_weights,

@@ -25,6 +25,7 @@ from tff_partial.model.keras_refusals import refuse_layer
 from tff_partial.model.keras_refusals import refuse_lookups
 from tff_partial.model.keras_refusals import refuse_open_shapes
 from tff_partial.model.keras_refusals import refuse_updates
+from tff_partial.model.keras_variables import in_float32
 from tff_partial.model.keras_variables import ModelError
 
 _Build = Callable[[], Any]
@@ -172,6 +173,7 @@ class Keras3Functions:
     ):
       outputs = self._model(inputs, **options)
       losses = list(self._model.losses)
+    outputs, losses = in_float32((outputs, losses))
     updates = {}
     for variable, value in given:
       new = scope.get_current_value(variable)

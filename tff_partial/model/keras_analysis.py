@@ -143,7 +143,9 @@ def owners(
 ) -> tuple[tuple[str, ...], ...]:
   """Return each layer that uses the variable, after the layers around it."""
   holders = [
-    layer for layer in layers if any(v is variable for v in layer.variables)
+    layer
+    for layer in layers
+    if any(keras_variables.uncast(v) is variable for v in layer.variables)
   ]
   inside = {
     id(layer): {id(other) for other in layers_of(layer)} for layer in holders
@@ -226,8 +228,9 @@ class _Requests:
       ModelError: If one has a constraint or an open shape, or was made outside
         the builder.
     """
-    trainable = {id(v) for v in model.trainable_variables}
-    positions = {id(v): i for i, v in enumerate(model.variables)}
+    uncast = keras_variables.uncast
+    trainable = {id(uncast(v)) for v in model.trainable_variables}
+    positions = {id(uncast(v)): i for i, v in enumerate(model.variables)}
     names: collections.Counter[str] = collections.Counter()
     found = []
     for number, (request, variable) in enumerate(self.made):
@@ -262,7 +265,7 @@ class _Requests:
         )
       )
     made = {id(variable) for _, variable in self.made}
-    unmade = [v.name for v in model.variables if id(v) not in made]
+    unmade = [v.name for v in model.variables if id(uncast(v)) not in made]
     if unmade:
       raise ModelError(MADE_BEFORE.format(names=unmade))
     return tuple(found)
@@ -307,6 +310,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         outputs = model(
           tf.nest.map_structure(tracing.placeholder, inputs), training=True
         )
+      outputs = keras_variables.in_float32(outputs)
   layers = layers_of(model)
   refuse_impure(graph, layers)
   return KerasSpec(

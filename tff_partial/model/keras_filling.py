@@ -106,7 +106,7 @@ def filled(
         inputs,
       )
       keras_model(zeros)
-  held = {id(v) for v in keras_model.variables}
+  held = {id(keras_variables.uncast(v)) for v in keras_model.variables}
   mine = [v for v in made if id(v) in held]
   for spec, variable in zip(variables, mine, strict=True):
     variable.assign(checked(spec, values[spec.name]))

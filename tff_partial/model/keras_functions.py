@@ -173,7 +173,8 @@ def rebuild(
     for name, state in states.items()
     if name not in frozen and state.value() is not tensors[name]
   }
-  return outputs, list(model.losses), updates
+  outputs, losses = keras_variables.in_float32((outputs, model.losses))
+  return outputs, list(losses), updates
 
 
 def _check_variables(

@@ -12,6 +12,7 @@ from tff_partial.model import keras_3_models
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
+from tff_partial.model import keras_variables
 from tff_partial.model import outputs
 from tff_partial.model import pretrained
 from tff_partial.model import states
@@ -48,8 +49,8 @@ def from_keras(
 
   Args:
     build: Makes the model, of `tf.keras` or of Keras 3 with TensorFlow as its
-      backend. It is called several times, and makes the same variables in the
-      same order, all of them inside the call.
+      backend. It is called several times, under today's dtype policy, and makes
+      the same variables in the same order, all of them inside the call.
     loss: A Keras loss or its name, or a function of labels and predictions that
       returns one loss per example; or a mapping or list of them by output. Each
       is averaged over a batch, or summed if it has Keras's reduction SUM.
@@ -83,6 +84,7 @@ def from_keras(
       a selector matches nothing, everything, or not all layers of a variable.
   """
   _check_builder(build)
+  build = keras_variables.keeping_policy(build)
   spec, in_keras_3 = _analysed(build, inputs, client_sized)
   tier_of = _tiers(spec, local, group, num_groups)
   spec = with_client_sizes(spec, tier_of, client_sized)

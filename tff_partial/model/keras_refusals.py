@@ -19,6 +19,7 @@ ASSIGNMENTS = (
 )
 
 
+_HALF = ('float16', 'bfloat16')
 _LOOKUPS = ('LookupTableFind',)
 
 
@@ -153,12 +154,18 @@ def refuse_layer(layer: tf.keras.layers.Layer) -> None:
       'generator, whose state a pure function cannot change. Use layers such '
       'as dropout or noise, and augment examples before you pack them.'
     )
-  if layer.weights and layer.compute_dtype != layer.variable_dtype:
+  if not layer.weights:
+    return
+  if layer.variable_dtype in _HALF:
     raise ModelError(
-      f'Layer {layer.name!r} has weights of {layer.variable_dtype} and '
-      f'computes in {layer.compute_dtype}. Mixed precision needs variables, '
-      'which a pure function has not. Build the model with the dtype policy '
-      'float32.'
+      f'Layer {layer.name!r} has weights of {layer.variable_dtype}, in which '
+      'small steps are lost by rounding. Use the dtype '
+      'policy mixed_bfloat16, whose weights are of float32.'
+    )
+  if layer.compute_dtype == 'float16':
+    raise ModelError(
+      f'Layer {layer.name!r} computes in float16, in which small gradients '
+      'vanish unless losses are scaled. Use the dtype policy mixed_bfloat16.'
     )
 
 
