@@ -173,8 +173,7 @@ def rebuild(
     for name, state in states.items()
     if name not in frozen and state.value() is not tensors[name]
   }
-  outputs, losses = keras_variables.in_float32((outputs, model.losses))
-  return outputs, list(losses), updates
+  return *keras_variables.in_float32((outputs, list(model.losses))), updates
 
 
 def _check_variables(

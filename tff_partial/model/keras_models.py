@@ -83,8 +83,7 @@ def from_keras(
     ModelError: If the model is no pure function of its weights and examples, or
       a selector matches nothing, everything, or not all layers of a variable.
   """
-  _check_builder(build)
-  build = keras_variables.keeping_policy(build)
+  build = _checked_builder(build)
   spec, in_keras_3 = _analysed(build, inputs, client_sized)
   tier_of = _tiers(spec, local, group, num_groups)
   spec = with_client_sizes(spec, tier_of, client_sized)
@@ -107,8 +106,8 @@ def from_keras(
   )
 
 
-def _check_builder(build: Any) -> None:
-  """Refuse a model in place of its builder."""
+def _checked_builder(build: Any) -> Callable[[], Any]:
+  """Return a builder under today's dtype policy; refuse a model in its place."""
   if isinstance(build, tf.keras.Model) or keras_3.is_model(build):
     raise ModelError(
       'Pass a callable that makes the Keras model, not the model: '
@@ -122,6 +121,7 @@ def _check_builder(build: Any) -> None:
       'Pass a callable that makes the Keras model, not the model: '
       f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
     )
+  return keras_variables.keeping_policy(build)
 
 
 def _tiers(

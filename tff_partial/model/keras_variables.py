@@ -58,11 +58,7 @@ class _TensorLike:
     return tf.convert_to_tensor(self.value(), dtype, name=name)
 
   def __getattr__(self, name: str) -> Any:
-    # Protocols of TensorFlow speak of the tensor that it is read as.
-    is_protocol = name.startswith('__tf_')
-    return getattr(
-      self.value() if is_protocol else self.__dict__['_value'], name
-    )
+    return getattr(self.__dict__['_value'], name)
 
   def __getitem__(self, key: Any) -> tf.Tensor:
     return self.value()[key]
@@ -98,6 +94,11 @@ class _CastTensor(_TensorLike):
     """Return the tensor, in the type of the layer that is called."""
     dtype = getattr(_autocasting()._autocast_dtype, 'dtype', None)
     return self._value if dtype is None else tf.cast(self._value, dtype)
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith('__'):  # Functions read it inside, like a variable.
+      raise AttributeError(name)
+    return super().__getattr__(name)
 
 
 def _autocasting() -> Any:
