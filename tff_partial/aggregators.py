@@ -15,6 +15,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.arguments import spelling
+from tff_partial.joins.robust import coordinate_median as coordinate_median
+from tff_partial.joins.robust import geometric_median as geometric_median
+from tff_partial.joins.robust import krum as krum
+from tff_partial.joins.robust import trimmed_mean as trimmed_mean
 from tff_partial.sparse import rows
 
 WeightedFactory: TypeAlias = tff.aggregators.WeightedAggregationFactory
@@ -28,41 +32,6 @@ def as_weighted(factory: Factory) -> WeightedFactory:
   if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
     return factory
   return tff.aggregators.as_weighted_aggregator(factory)
-
-
-def accumulating(
-  value_type: tff.Type,
-  zero: tff.Computation,
-  accumulate: tff.Computation,
-  merge: tff.Computation,
-  report: tff.Computation,
-) -> tff.templates.AggregationProcess:
-  """Return the process of a `tff.federated_aggregate` that keeps no state.
-
-  Args:
-    value_type: Type of a client's value.
-    zero: () -> the first accumulator.
-    accumulate: (accumulator, a client's value) -> accumulator.
-    merge: (accumulator, accumulator) -> accumulator.
-    report: (accumulator) -> the result.
-  """
-
-  @tff.federated_computation
-  def initialize() -> Any:
-    return tff.federated_value((), tff.SERVER)
-
-  @tff.federated_computation(
-    initialize.type_signature.result,
-    tff.FederatedType(value_type, tff.CLIENTS),
-  )
-  def next_fn(state: Any, value: Any) -> Any:
-    return tff.templates.MeasuredProcessOutput(
-      state,
-      tff.federated_aggregate(value, zero(), accumulate, merge, report),
-      tff.federated_value((), tff.SERVER),
-    )
-
-  return tff.templates.AggregationProcess(initialize, next_fn)
 
 
 class RowAggregationFactory(abc.ABC):
@@ -234,46 +203,6 @@ class _RowMeanFactory(WeightedFactory):
       )
 
     return tff.templates.AggregationProcess(whole.initialize, next_fn)
-
-
-class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Factory of sums of rows of a table, which are alike for each client.
-
-  A client's value is a mapping of `ids`, int32 `[rows]`, which may repeat,
-  `weights`, `[rows, parts]`, and `parts`, `[parts, columns]`: each of its rows
-  is a weighted sum of these. The result is `[num_rows, columns]`.
-  """
-
-  def __init__(self, num_rows: int):
-    """Initialize the factory.
-
-    Args:
-      num_rows: Number of rows of the table.
-    """
-    self._num_rows = num_rows
-
-  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-    """Create the process."""
-    parts = value_type['parts']
-    shape = [self._num_rows, *parts.shape[1:]]
-
-    @tff.tensorflow.computation
-    def zero() -> Any:
-      return tf.zeros(shape, parts.dtype)
-
-    total_type = zero.type_signature.result
-
-    @tff.tensorflow.computation(total_type, value_type)
-    def accumulate(total: Any, sent: Any) -> Any:
-      values = tf.matmul(sent['weights'], sent['parts'])
-      return rows.Change(sent['ids'], values).added_to(total)
-
-    @tff.tensorflow.computation(total_type, total_type)
-    def merge(one: Any, other: Any) -> Any:
-      return one + other
-
-    report = tff.tensorflow.computation(lambda total: total, total_type)
-    return accumulating(value_type, zero, accumulate, merge, report)
 
 
 def by_name(

@@ -19,6 +19,7 @@ from tff_partial import tiers
 from tff_partial.composition import Aggregation
 from tff_partial.data import examples
 from tff_partial.data import packing
+from tff_partial.joins.row_aggregations import SumOfRowsFactory
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
@@ -110,7 +111,7 @@ def test_sums_of_rows_by_hand(runtime):
     }
     for number in (5, 1, 0, 7)
   ]
-  process = aggregators.SumOfRowsFactory(6).create(
+  process = SumOfRowsFactory(6).create(
     tff.to_type(
       collections.OrderedDict(
         ids=_type(np.int32, None),

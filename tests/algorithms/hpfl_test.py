@@ -34,6 +34,7 @@ from tff_partial.drafts import centers as drafts
 from tff_partial.drafts import row_means
 from tff_partial.errors import PrivacyError
 from tff_partial.errors import SettingError
+from tff_partial.joins import row_aggregations
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -372,7 +373,7 @@ class TestCollecting:
         is_real=tff.TensorType(np.bool_, [None]),
       )
     )
-    process = drafts.CollectRowsFactory(capacity).create(kind)
+    process = row_aggregations.CollectRowsFactory(capacity).create(kind)
     value = [
       collections.OrderedDict(
         rows=np.array(rows, np.float32).reshape([-1, 2]),
@@ -399,7 +400,7 @@ class TestCollecting:
 
   def test_no_room_at_all_is_refused(self) -> None:
     with pytest.raises(SettingError, match='at least one row'):
-      drafts.CollectRowsFactory(0)
+      row_aggregations.CollectRowsFactory(0)
 
 
 def _rows(**options: Any) -> client_statistics.Statistic:

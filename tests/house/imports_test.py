@@ -62,6 +62,7 @@ FLOORS = {
     'drafts.*',
     'evaluation',
     'exchange.*',
+    'joins.*',
     'learning_process',
     'processes',
     'runtimes.*',

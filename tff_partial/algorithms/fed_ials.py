@@ -24,7 +24,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial.client_statistics import check_memory
@@ -33,6 +32,7 @@ from tff_partial.client_statistics import Statistic
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
+from tff_partial.joins.row_aggregations import SumOfRowsFactory
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -100,7 +100,7 @@ def build_fed_ials(
       Statistic(
         'item_sums',
         lambda client: _of_items(client, packing),
-        join=aggregators.SumOfRowsFactory(num_items),
+        join=SumOfRowsFactory(num_items),
         update=solve_items,
       ),
     ],

@@ -8,10 +8,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-from tff_partial import aggregators
 from tff_partial import random_bits
 from tff_partial.dp import dp_queries
 from tff_partial.dp import mechanisms
+from tff_partial.joins.row_aggregations import accumulating
 from tff_partial.sparse import rows
 
 
@@ -133,4 +133,4 @@ class RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
     def report(total: Any) -> Any:
       return total
 
-    return aggregators.accumulating(value_type, zero, accumulate, merge, report)
+    return accumulating(value_type, zero, accumulate, merge, report)

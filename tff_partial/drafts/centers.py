@@ -21,9 +21,7 @@ import dataclasses
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_partial import aggregators
 from tff_partial import random_bits
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Server
@@ -31,13 +29,14 @@ from tff_partial.client_statistics import Statistic
 from tff_partial.clustering import k_means as clustering
 from tff_partial.contexts import ClientContext
 from tff_partial.drafts import row_means
-from tff_partial.errors import SettingError
+from tff_partial.joins.row_aggregations import CollectRowsFactory
+from tff_partial.joins.row_aggregations import IS_REAL
+from tff_partial.joins.row_aggregations import ROWS
 from tff_partial.model import models
 from tff_partial.tiers import LOCAL
 
 # Key of the centers in the server's state, by table.
 CENTERS = 'centers'
-_ROWS, _IS_REAL = 'rows', 'is_real'
 _SUMS, _COUNTS = 'sums', 'counts'
 
 
@@ -90,14 +89,14 @@ class ClientCenters:
       seed = random_bits.fold_in(client.seed, f'drafts of {table}')
       found = self.clusters(*rows_of(client, table), seed)
       return collections.OrderedDict(
-        {_ROWS: found.centers, _IS_REAL: found.is_real}
+        {ROWS: found.centers, IS_REAL: found.is_real}
       )
 
     def update(server: Server, collected: Any) -> Server:
-      is_real = collected[_IS_REAL]
+      is_real = collected[IS_REAL]
       seed = tf.constant(random_bits.derive(model.seed, f'centers of {table}'))
       found = clustering.k_means(
-        collected[_ROWS],
+        collected[ROWS],
         is_real,
         self.num_centers,
         tf.minimum(self._wanted(is_real), self.num_centers),
@@ -155,7 +154,7 @@ class Sums:
       rows, is_real = rows_of(client, table)
       centers = client.server[CENTERS][table]
       sums, counts = clustering.sums_and_counts(
-        rows, is_real, centers[_ROWS], centers[_IS_REAL]
+        rows, is_real, centers[ROWS], centers[IS_REAL]
       )
       any_sums, any_counts = _at_random(
         rows,
@@ -163,12 +162,12 @@ class Sums:
         self.num_centers,
         random_bits.fold_in(client.seed, f'drafts of {table}'),
       )
-      has_centers = tf.reduce_any(centers[_IS_REAL])
+      has_centers = tf.reduce_any(centers[IS_REAL])
       sums = tf.where(has_centers, sums, any_sums)
       counts = tf.where(has_centers, tf.cast(counts, tf.float32), any_counts)
       if by_shares:
         number = tf.reduce_sum(counts)
-        ways = sums - counts[:, None] * centers[_ROWS]
+        ways = sums - counts[:, None] * centers[ROWS]
         sums = tf.math.divide_no_nan(ways, number)
         counts = row_means.WEIGHT_SCALE * tf.math.divide_no_nan(counts, number)
       return collections.OrderedDict({_SUMS: sums, _COUNTS: counts})
@@ -178,17 +177,17 @@ class Sums:
       sums, counts = joined[_SUMS], joined[_COUNTS]
       if by_shares:
         rows = row_means.moved(
-          before[_ROWS], sums, counts, 1.0 / self.num_centers
+          before[ROWS], sums, counts, 1.0 / self.num_centers
         )
-        all_are = tf.ones_like(before[_IS_REAL])
+        all_are = tf.ones_like(before[IS_REAL])
         return _with_centers(server, table, rows, all_are)
       counts_enough = counts >= self.least
       means = sums / tf.where(counts_enough, counts, 1.0)[:, None]
       return _with_centers(
         server,
         table,
-        tf.where(counts_enough[:, None], means, before[_ROWS]),
-        counts_enough | before[_IS_REAL],
+        tf.where(counts_enough[:, None], means, before[ROWS]),
+        counts_enough | before[IS_REAL],
       )
 
     return Statistic(
@@ -215,8 +214,8 @@ def first_centers(
       table,
       collections.OrderedDict(
         {
-          _ROWS: tf.zeros([num_centers, specs[table].shape[1]]),
-          _IS_REAL: tf.zeros([num_centers], tf.bool),
+          ROWS: tf.zeros([num_centers, specs[table].shape[1]]),
+          IS_REAL: tf.zeros([num_centers], tf.bool),
         }
       ),
     )
@@ -236,8 +235,8 @@ def toward_centers(
     by_nearness: True to weight centers by the inverse of their distance. The
       equation as printed weights them by distance, so that far ones count more.
   """
-  is_real = tf.cast(centers[_IS_REAL], tf.float32)
-  points = centers[_ROWS]
+  is_real = tf.cast(centers[IS_REAL], tf.float32)
+  points = centers[ROWS]
   squared = (
     tf.reduce_sum(tf.square(rows), -1)[:, None]
     - 2.0 * tf.matmul(rows, points, transpose_b=True)
@@ -248,7 +247,7 @@ def toward_centers(
   total = tf.reduce_sum(weights, -1, keepdims=True)
   mean = tf.math.divide_no_nan(tf.matmul(weights, points), total)
   moved = own_share * rows + (1.0 - own_share) * mean
-  return tf.where(tf.reduce_any(centers[_IS_REAL]), moved, rows)
+  return tf.where(tf.reduce_any(centers[IS_REAL]), moved, rows)
 
 
 def _at_random(
@@ -270,83 +269,6 @@ def _with_centers(
   state = collections.OrderedDict(server.state)
   state[CENTERS] = collections.OrderedDict(state[CENTERS])
   state[CENTERS][table] = collections.OrderedDict(
-    {_ROWS: rows, _IS_REAL: is_real}
+    {ROWS: rows, IS_REAL: is_real}
   )
   return server._replace(state=state)
-
-
-class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Factory of aggregations that concatenate clients' rows at the server.
-
-  TFF has no `federated_collect`, so they are written into a buffer. A client
-  sends `rows`, `[some rows, ...]`, and `is_real`, bool `[some rows]`; sizes may
-  differ between clients. The result has `rows` and `is_real`,
-  `[capacity, ...]`, and `num_sent`, int32: the number of real rows sent. Rows
-  beyond the capacity are lost.
-  """
-
-  def __init__(self, capacity: int):
-    """Set the maximum number of rows of all clients together.
-
-    Raises:
-      SettingError: If it is below 1.
-    """
-    if capacity < 1:
-      raise SettingError(
-        f'capacity={capacity}: the server collects at least one row.'
-      )
-    self._capacity = capacity
-
-  def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    """Create the process; see `tff.aggregators`."""
-    rows = value_type['rows']
-    capacity, rest = self._capacity, list(rows.shape[1:])
-    dtype = tf.dtypes.as_dtype(rows.dtype)
-
-    # One extra row, for rows that exceed the capacity or are not real.
-    buffer_type = tff.types.tensorflow_to_type(
-      collections.OrderedDict(
-        rows=tf.TensorSpec([capacity + 1, *rest], dtype),
-        number=tf.TensorSpec([], tf.int32),
-      )
-    )
-
-    def appended(buffer: Any, rows: tf.Tensor, is_real: tf.Tensor) -> Any:
-      numbers = tf.cast(is_real, tf.int32)
-      places = buffer['number'] + tf.cumsum(numbers) - 1
-      fits = tf.logical_and(is_real, places < capacity)
-      places = tf.where(fits, places, capacity)
-      return collections.OrderedDict(
-        rows=tf.tensor_scatter_nd_update(buffer['rows'], places[:, None], rows),
-        number=buffer['number'] + tf.reduce_sum(numbers),
-      )
-
-    @tff.tensorflow.computation
-    def zero() -> Any:
-      return collections.OrderedDict(
-        rows=tf.zeros([capacity + 1, *rest], dtype), number=tf.constant(0)
-      )
-
-    @tff.tensorflow.computation(buffer_type, value_type)
-    def accumulate(buffer: Any, sent: Any) -> Any:
-      return appended(buffer, sent['rows'], sent['is_real'])
-
-    @tff.tensorflow.computation(buffer_type, buffer_type)
-    def merge(one: Any, other: Any) -> Any:
-      is_real = tf.range(capacity + 1) < tf.minimum(other['number'], capacity)
-      both = appended(one, other['rows'], is_real)
-      both['number'] = one['number'] + other['number']
-      return both
-
-    @tff.tensorflow.computation(buffer_type)
-    def report(buffer: Any) -> Any:
-      is_real = tf.range(capacity) < buffer['number']
-      rows = buffer['rows'][:capacity]
-      real = tf.reshape(is_real, [-1, *[1] * len(rest)])
-      return collections.OrderedDict(
-        rows=tf.where(real, rows, tf.zeros_like(rows)),
-        is_real=is_real,
-        num_sent=buffer['number'],
-      )
-
-    return aggregators.accumulating(value_type, zero, accumulate, merge, report)

@@ -19,6 +19,7 @@ from tff_partial.dp import mechanisms
 from tff_partial.exchange.messages import ClientWeightFn
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.exchange.messages import PostprocessUpdate
+from tff_partial.joins.robust import RobustFactory
 
 
 def check_parts(
@@ -107,12 +108,23 @@ def _check_privacy(
         f'The statistic {statistic.name!r}: clients would send it {unpaid} '
         'Leave it out, join it WITH_UPDATE, or do without noise.'
       )
+  for part in [] if local else _parts(aggregator):
+    if isinstance(part, RobustFactory):
+      raise CompositionError(
+        f'{part.name}: clients would send their updates {unpaid} A private '
+        'run takes a private mean for all variables, or local noise.'
+      )
   # A private aggregator takes no weights.
   if local and client_weighting is not ClientWeighting.UNIFORM:
     raise CompositionError(
       f'client_weighting: clients would send how much they weigh, {unpaid} '
       'Pass ClientWeighting.UNIFORM, or do without noise.'
     )
+
+
+def _parts(aggregator: aggregators.Factory) -> Sequence[aggregators.Factory]:
+  """Return the factories that each aggregate some variables."""
+  return getattr(aggregator, 'parts', [aggregator])
 
 
 def mechanisms_of(
@@ -124,7 +136,7 @@ def mechanisms_of(
     aggregator: Aggregates updates.
     postprocess_update: Transforms the update before it is sent, or None.
   """
-  parts = [*getattr(aggregator, 'parts', [aggregator]), postprocess_update]
+  parts = [*_parts(aggregator), postprocess_update]
   found = (getattr(part, 'mechanism', None) for part in parts)
   return [each for each in found if each is not None]
 
@@ -240,7 +252,9 @@ def _check_members(
     joins = aggregator
     if isinstance(aggregator, aggregators.ByNameFactory):
       joins = aggregator.parts[aggregator.part_of(name)]
-    if not isinstance(joins, aggregators.WeightedFactory):
+    if not isinstance(joins, aggregators.WeightedFactory) or isinstance(
+      joins, RobustFactory
+    ):
       raise CompositionError(
         f'mean_of_members: {type(joins).__name__}, which joins {name!r}, does '
         'not weigh clients by their weights, so that a mean over some of them '

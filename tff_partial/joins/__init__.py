@@ -1,0 +1,1 @@
+"""How what clients send is joined at the server, besides means and sums."""
