@@ -13,7 +13,7 @@ c_i. Batches are those of `training`.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -114,9 +114,9 @@ def build_scaffold(
   return compose(
     model,
     work=work,
-    client_state=_memory(renewed),
+    client_state=client_state.persist_slopes(renewed),
     statistics=[controls],
-    server_state=_zeros,
+    server_state=client_state.zero_slopes,
     aggregation=dataclasses.replace(
       aggregation,
       client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,
@@ -148,25 +148,6 @@ def _renewed(
     )
   return _each(
     lambda new, old: tf.where(steps > 0, new, old), found, client.remembered
-  )
-
-
-def _memory(
-  renewed: Callable[[ClientContext], tiers.NamedTensors],
-) -> client_state.ClientState:
-  """Return the state of a client that remembers its control variate."""
-  return client_state.ClientState(
-    first=lambda model, seed: _zeros(model),
-    recall=lambda model, remembered, received, seed: collections.OrderedDict(),
-    keep=renewed,
-  )
-
-
-def _zeros(model: models.PartialModel) -> tiers.NamedTensors:
-  """Return the first control variates, zeros for each GLOBAL variable."""
-  return collections.OrderedDict(
-    (name, tf.zeros(spec.shape, spec.dtype))
-    for name, spec in model.specs(GLOBAL).items()
   )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.errors import OptionError
+from tasks.task import GROUPS
 from tasks.task import NOBODY
 from tasks.task import OWN
 import tff_partial
@@ -92,16 +93,25 @@ def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:
 
 
 def build_partial(
-  build: Callable[[], tf.keras.Model], user: str, local: str, **options: Any
+  build: Callable[[], tf.keras.Model],
+  user: str,
+  local: str,
+  num_groups: int,
+  **options: Any,
 ) -> models.PartialModel:
   """Build a partial model in one of the user forms.
 
-  For OWN, what matches `local` is local.
+  For OWN, what matches `local` is local; for GROUPS there are `num_groups`
+  copies of all.
   """
-  if user not in (OWN, NOBODY):
+  forms: dict[str, dict[str, Any]] = {
+    OWN: {'local': local},
+    NOBODY: {},
+    GROUPS: {'group': '.*', 'num_groups': num_groups},
+  }
+  if user not in forms:
     raise OptionError(
-      f'user_form: the model has no form {user!r}. Give {OWN} or {NOBODY}.'
+      f'user_form: the model has no form {user!r}. Give one of '
+      f'{", ".join(forms)}.'
     )
-  return keras_models.from_keras(
-    build, local=local if user == OWN else None, **options
-  )
+  return keras_models.from_keras(build, **forms[user], **options)

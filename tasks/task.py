@@ -46,7 +46,9 @@ HEADS, OWN_HEAD = 'heads', 'own_head'
 # PFedKM's forms: heads of clusters, and the centers of the gradients by which
 # users join them: those of the whole model, or of a linear head.
 CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
-# FedProto's form: nowhere, and the model also outputs its features.
+# IFCA's form: copies of all weights at the server, one for each group of users.
+GROUPS = 'groups'
+# The form of FedProto and MOON: nowhere, and the model also outputs features.
 FEATURES = 'features'
 # Federated ALS's form: the user's posterior, with those of items at the server.
 POSTERIOR = 'posterior'
@@ -66,6 +68,7 @@ USER_FORMS = (
   OWN_HEAD,
   CLUSTERS,
   HEAD_CLUSTERS,
+  GROUPS,
   FEATURES,
   POSTERIOR,
   PUBLIC_POSTERIOR,

@@ -5,7 +5,7 @@ server contains it.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -106,10 +106,7 @@ def remember_group(client_state: ClientState) -> ClientState:
 def _first_personal(model: models.PartialModel, seed: tf.Tensor) -> Any:
   kept = collections.OrderedDict(initialized=tf.constant(False))
   kept.update(_local(model, seed))
-  kept[tiers.PERSONAL] = collections.OrderedDict(
-    (name, tf.zeros(spec.shape, spec.dtype))
-    for name, spec in model.specs(tiers.GLOBAL).items()
-  )
+  kept[tiers.PERSONAL] = zero_slopes(model)
   return kept
 
 
@@ -143,21 +140,63 @@ persist_personal = ClientState(
 )
 
 
-def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
+def _keep_trained(client: ClientContext) -> Any:
+  own = {tiers.PERSONAL: client.weights[tiers.GLOBAL]}
+  weights = collections.OrderedDict(client.weights, **own)
+  return _keep_personal(client._replace(weights=weights))
+
+
+# The personal copy becomes the global weights as the client has trained them,
+# which it also sends, as in MOON and FedALA.
+persist_trained = persist_personal._replace(keep=_keep_trained)
+
+
+def zero_slopes(model: models.PartialModel) -> tiers.NamedTensors:
+  """Return zeros for each GLOBAL variable, by name."""
+  return collections.OrderedDict(
+    (name, tf.zeros(spec.shape, spec.dtype))
+    for name, spec in model.specs(tiers.GLOBAL).items()
+  )
+
+
+def persist_slopes(
+  renewed: Callable[[ClientContext], tiers.NamedTensors],
+) -> ClientState:
+  """Return a state of one number for each GLOBAL weight, zero at first.
+
+  Such as SCAFFOLD's control variates and FedDyn's gradients. Clients hold no
+  weights of their own.
+
+  Args:
+    renewed: (the client's context after its work) -> the new numbers, by name.
+  """
+  return ClientState(
+    first=lambda model, seed: zero_slopes(model),
+    recall=lambda model, remembered, received, seed: collections.OrderedDict(),
+    keep=renewed,
+  )
+
+
+def persist_numbers(
+  client_state: ClientState,
+  first_numbers: Callable[[models.PartialModel], Mapping[str, Any]],
+) -> ClientState:
   """Return a state with also numbers that are not variables of the model.
 
   Phases find them in the tier CLIENT_VALUES.
 
   Args:
     client_state: The rest of the state.
-    **first: Name and first value of each number.
+    first_numbers: (model) -> name to first value of each number, or tensor of
+      numbers.
   """
   return ClientState(
     first=lambda model, seed: collections.OrderedDict(
       {
         **client_state.first(model, seed),
         tiers.CLIENT_VALUES: collections.OrderedDict(
-          (name, tf.constant(value)) for name, value in first.items()
+          (name, tf.convert_to_tensor(value))
+          for name, value in first_numbers(model).items()
         ),
       }
     ),

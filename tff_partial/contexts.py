@@ -303,7 +303,3 @@ class OverwriteWeights(NamedTuple):
 
   function: Callable[[ClientContext], tiers.Weights]
   on: splits.Part = splits.everything()
-
-
-# Parts of a client's work, besides phases, that read its examples.
-READERS = (Compute, OverwriteWeights)

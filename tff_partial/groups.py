@@ -6,6 +6,7 @@ are not sent; but an update that is not zero for only one copy reveals the
 choice to anyone who sees that update by itself.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 from tff_partial import errors
 from tff_partial import tiers
 from tff_partial.contexts import ClientContext
+from tff_partial.data import splits
 
 
 class GroupError(errors.UserError, TypeError):
@@ -25,9 +27,11 @@ class Assign(NamedTuple):
 
   Attributes:
     choose: (the client's context) -> int32 scalar, from 0 to K - 1.
+    on: The examples in the context; all of them by default.
   """
 
   choose: Callable[[ClientContext], tf.Tensor]
+  on: splits.Part = splits.everything()
 
 
 def by_attribute(
@@ -64,6 +68,38 @@ def nearest(embedding: str, centers: str) -> Assign:
       client.weight(tiers.GLOBAL, centers),
     )
     return tf.argmin(distances, output_type=tf.int32)
+
+  return Assign(choose)
+
+
+def least_loss() -> Assign:
+  """Assign clients to the group whose copy has the least loss: IFCA.
+
+  Ghosh et al., 2020, "An efficient framework for clustered federated learning",
+  Algorithm 1, line 6. The loss is the model's own, over the client's examples,
+  with the weights that the client holds beside the copy. Ties go to the first.
+  A client computes K predictions, of which TensorFlow shares what the copies
+  have in common. Also FedEmbed's clients may join by it:
+  `Assignment(groups.least_loss())`.
+  """
+
+  def choose(client: ClientContext) -> tf.Tensor:
+    def loss(group: int) -> tf.Tensor:
+      def read(weights: tiers.Weights) -> tiers.Weights:
+        own = copy_of(weights[tiers.GROUP], tf.constant(group))
+        weights = tiers.server_and_local_weights(weights)
+        return collections.OrderedDict(weights, **{tiers.GROUP: own})
+
+      return client.model.loss(
+        client.examples['y'],
+        client.predict(read),
+        client.examples['weight'],
+        client.is_real,
+      ).objective
+
+    number = client.model.num_groups
+    losses = tf.stack([loss(group) for group in range(number)])
+    return tf.argmin(losses, output_type=tf.int32)
 
   return Assign(choose)
 

@@ -36,6 +36,9 @@ class EmnistOptions(TaskOptions):
   num_users: int = shared.users(20)
   max_examples: int | None = shared.max_examples(None)
   model: str = shared.model(LINEAR, choices=MODELS)
+  num_groups: int = option(
+    5, 'Copies of the model with --algorithm=ifca.', at_least=2
+  )
 
   def flag_prefix(self) -> str:
     """Return the prefix of the flags."""

@@ -102,6 +102,7 @@ class Emnist(MeasuredByProtocol):
       build,
       user,
       _OWN[options.model],
+      options.num_groups,
       loss=emnist_models.classification_loss(),
       metrics=emnist_models.build_classification_metrics,
       seed=self._seed,

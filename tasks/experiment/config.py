@@ -16,8 +16,8 @@ from tasks.experiment.options import privacy as privacy_lib
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.loop import Loop
 from tasks.experiment.options.privacy import Privacy
+from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
-from tasks.experiment.options.training import Server
 from tasks.movielens.options import MovieLensOptions
 from tasks.movielens.options import RankingOptions
 from tasks.next_word.options import NextWordOptions

@@ -170,6 +170,7 @@ class PreferenceTask(MeasuredByProtocol):
       ),
       user,
       own,
+      self.num_groups,
       loss=losses.preference_loss,
       metrics=metrics,
       labels=preference_models.LABEL_SPEC,

@@ -4,7 +4,6 @@ The model is `w x` for one input, or `head (body x)`; steps are by hand, and in
 NumPy for clients that join the group whose model fits them best.
 """
 
-import collections
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import baselines
 from tests.support import planted
 import tff_partial
 from tff_partial import aggregators
@@ -163,37 +163,17 @@ def test_a_copy_moves_by_the_mean_of_its_members(runtime):
 # ---- every variable in groups ------------------------------------------------
 
 
-def _best(client: tff_partial.contexts.ClientContext) -> tf.Tensor:
-  """The group whose model has the least error, as IFCA has it."""
-
-  def error(group: int) -> tf.Tensor:
-    found = client.predict(
-      lambda weights: collections.OrderedDict(
-        {GROUP: groups.copy_of(weights[GROUP], tf.constant(group))}
-      )
-    )
-    squares = tf.square(found - client.examples['y'])[:, 0]
-    return tf.reduce_sum(tf.where(client.is_real, squares, 0.0))
-
-  number = client.model.num_groups
-  errors = tf.stack([error(group) for group in range(number)])
-  return tf.argmin(errors, output_type=tf.int32)
-
-
 @pytest.mark.parametrize('mean_of_members', [False, True])
-def test_clusters_of_whole_models_beside_numpy(mean_of_members):
+def test_ifca_beside_numpy(mean_of_members):
   model = _model(
     'w',
     group='w',
     initial_weights=[_build('w', value=value) for value in (-1.0, 1.0)],
   )
   assert model.tiers == (GROUP,)
-  process = tff_partial.compose(
+  process = baselines.build_ifca(
     model,
-    work=[
-      groups.Assign(_best),
-      Phase(train=(GROUP,), optimizer=sgd(0.1), batch_size=None, measured=True),
-    ],
+    training=Phase(optimizer=sgd(0.1), batch_size=None),
     aggregation=Aggregation(mean_of_members=mean_of_members),
   )
   clients = {
@@ -215,6 +195,24 @@ def test_clusters_of_whole_models_beside_numpy(mean_of_members):
   with runtimes.cohort(jit=False):
     found = _weights(process, clients, rounds=3)
   np.testing.assert_allclose(found[GROUP]['w/kernel'], copies, rtol=1e-5)
+
+
+def test_clients_join_by_their_support_set_only():
+  initial = [_build('w', value=value) for value in (-1.0, 1.0)]
+  model = _model('w', group='w', initial_weights=initial)
+  measuring = baselines.build_ifca_eval(model)
+  # The second half, which is measured, has the slope 1, and much larger values.
+  client = {
+    'x': np.array([[1.0], [9.0]], np.float32),
+    'y': np.array([[-1.0], [9.0]], np.float32),
+  }
+  weights = tff_partial.compose(
+    model, work=[_BY_SIGN, Phase((GROUP,), measured=True)]
+  )
+  with runtimes.native():
+    first = weights.get_model_weights(weights.initialize())
+  found = planted.evaluate(measuring, first, {'ann': client})
+  assert found.metrics['loss'] == pytest.approx(18.0**2)
 
 
 def test_copies_begin_apart_and_other_variables_with_the_first():

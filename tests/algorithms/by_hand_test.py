@@ -72,11 +72,13 @@ def _gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
   return 2 * x.T @ (x @ w - y) / len(y)
 
 
-def _batches(fields: planted.Fields) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batches(
+  fields: planted.Fields, size: int = _BATCH
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   x, y = (fields[name].astype(np.float64) for name in ('x', 'y'))
   for _ in range(_EPOCHS):
-    for begin in range(0, len(y), _BATCH):
-      yield x[begin : begin + _BATCH], y[begin : begin + _BATCH]
+    for begin in range(0, len(y), size):
+      yield x[begin : begin + size], y[begin : begin + size]
 
 
 def _global(state: Any) -> Any:
@@ -228,6 +230,77 @@ def test_a_rule_that_is_none_is_refused(model):
     baselines.build_fed_yogi(model, rule='adam')
 
 
+# ---- FedDyn ------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fed_dyn(model, clients):
+  alpha = 0.2
+  process = baselines.build_fed_dyn(
+    model, penalty=alpha, participation=0.5, training=_TRAINING
+  )
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  w, h = np.ones([2, 1]), np.zeros([2, 1])
+  own = {name: np.zeros([2, 1]) for name in clients}
+  for names in _ROUNDS:
+    found = []
+    for name in names:
+      local = w
+      for x, y in _batches(clients[name]):
+        pull = alpha * (local - w) - own[name]
+        local = local - _RATE * (_gradient(local, x, y) + pull)
+      own[name] = own[name] - alpha * (local - w)
+      found.append(local)
+    h = h - alpha * sum(local - w for local in found) / len(clients)
+    w = np.mean(found, 0) - h / alpha
+  np.testing.assert_allclose(_global(state), w, atol=1e-5)
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(kept[_NAME], own[name], atol=1e-5)
+
+
+def test_no_share_of_clients_is_refused(model):
+  with pytest.raises(SettingError, match='participation=0.0: the share'):
+    baselines.build_fed_dyn(model, participation=0.0)
+
+
+# ---- Per-FedAvg --------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('hessian_free', [False, True])
+def test_per_fed_avg(hessian_free, model, clients):
+  alpha = 0.2
+  training = dataclasses.replace(_TRAINING, batch_size=3)
+  process = baselines.build_per_fed_avg(
+    model, adaptation_rate=alpha, hessian_free=hessian_free, training=training
+  )
+  state, _ = planted.trained(process, clients, _ROUNDS)
+  w = np.ones([2, 1])
+  for names in _ROUNDS:
+    moves, sizes = [], []
+    for name in names:
+      local = w
+      for x, y in _batches(clients[name], 3):
+        # Of a single example both gradients.
+        first, second = (x[::2], y[::2]), (x[1::2], y[1::2])
+        second = second if len(y) > 1 else first
+        slope = _gradient(local - alpha * _gradient(local, *first), *second)
+        if hessian_free:
+          hessian = 2 * first[0].T @ first[0] / len(first[1])
+          slope = slope - alpha * hessian @ slope
+        local = local - _RATE * slope
+      moves.append(local - w)
+      sizes.append(len(clients[name]['y']))
+    w = w + np.average(moves, axis=0, weights=sizes)
+  tolerance = 1e-4 if hessian_free else 1e-5
+  np.testing.assert_allclose(_global(state), w, atol=tolerance)
+
+
+def test_steps_that_per_fed_avg_cannot_take_are_refused(model):
+  with pytest.raises(SettingError, match='delta=0.0: the rate must be 0'):
+    baselines.build_per_fed_avg(model, delta=0.0)
+
+
 # ---- APFL --------------------------------------------------------------------
 
 
@@ -285,13 +358,110 @@ def test_apfl(mixture_rate, model, clients):
   )
 
 
+@pytest.mark.slow
+def test_fed_ala(model, clients):
+  adaptation = dataclasses.replace(_TRAINING, optimizer=sgd(0.5))
+  process = algorithms.build_fed_ala(
+    model, adaptation=adaptation, training=_TRAINING
+  )
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  w = np.ones([2, 1])
+  own: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+  for names in _ROUNDS:
+    updates, sizes = [], []
+    for name in names:
+      v, share = own.get(name, (w, np.ones([2, 1])))
+      for x, y in _batches(clients[name]):
+        slope = _gradient(v + (w - v) * share, x, y) * (w - v)
+        share = np.clip(share - 0.5 * slope, 0.0, 1.0)
+      local = v + (w - v) * share
+      for x, y in _batches(clients[name]):
+        local = local - _RATE * _gradient(local, x, y)
+      own[name] = local, share
+      updates.append(local - w)
+      sizes.append(len(clients[name]['y']))
+    w = w + np.average(updates, axis=0, weights=sizes)
+  np.testing.assert_allclose(_global(state), w, atol=1e-5)
+  assert own['ann'][1].min() < 1.0
+  for name, kept in remembered.items():
+    v, share = own[name]
+    np.testing.assert_allclose(kept[tiers.PERSONAL][_NAME], v, atol=1e-5)
+    np.testing.assert_allclose(
+      kept[tiers.CLIENT_VALUES][_NAME], share, atol=1e-5
+    )
+  # A client is measured with the mixture from which it would train.
+  measuring = algorithms.build_fed_ala_eval(model)
+  cohort = planted.cohort_of(measuring, {'ann': clients['ann']}, 0)
+  v, share = own['ann']
+  errors = clients['ann']['x'] @ (v + (w - v) * share) - clients['ann']['y']
+  weights = process.get_model_weights(state)
+  found = measuring.evaluate(weights, [remembered['ann']], cohort)
+  assert found.metrics['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_mr_mtl(model, clients):
+  penalty = 0.3
+  process = algorithms.build_mr_mtl(model, penalty=penalty, training=_TRAINING)
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  w, own = np.ones([2, 1]), {}
+  for names in _ROUNDS:
+    for name in names:
+      v = own.get(name, w)
+      for x, y in _batches(clients[name]):
+        v = v - _RATE * (_gradient(v, x, y) + penalty * (v - w))
+      own[name] = v
+    sizes = [len(clients[name]['y']) for name in names]
+    w = np.average([own[name] for name in names], axis=0, weights=sizes)
+  np.testing.assert_allclose(_global(state), w, atol=1e-6)
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(
+      kept[tiers.PERSONAL][_NAME], own[name], atol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_pp_sgd(model, clients):
+  rates = {tiers.GLOBAL: sgd(_RATE), tiers.PERSONAL: sgd(0.2)}
+  process = algorithms.build_pp_sgd(
+    model, training=dataclasses.replace(_TRAINING, optimizer=rates)
+  )
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  w, own = np.ones([2, 1]), {}
+  for names in _ROUNDS:
+    moves, sizes = [], []
+    for name in names:
+      local, v = w, own.get(name, np.zeros([2, 1]))
+      for x, y in _batches(clients[name]):
+        slope = _gradient(local + v, x, y)
+        local, v = local - _RATE * slope, v - 0.2 * slope
+      own[name] = v
+      moves.append(local - w)
+      sizes.append(len(clients[name]['y']))
+    w = w + np.average(moves, axis=0, weights=sizes)
+  np.testing.assert_allclose(_global(state), w, atol=1e-6)
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(kept[_NAME], own[name], atol=1e-6)
+  measuring = algorithms.build_pp_sgd_eval(model)
+  cohort = planted.cohort_of(measuring, {'bob': clients['bob']}, 0)
+  errors = clients['bob']['x'] @ (w + own['bob']) - clients['bob']['y']
+  weights = process.get_model_weights(state)
+  found = measuring.evaluate(weights, [remembered['bob']], cohort)
+  assert found.metrics['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+
+
+def test_fed_ala_refuses_shares_of_no_variable(model):
+  with pytest.raises(SettingError, match="unknown variable 'head/.*'"):
+    algorithms.build_fed_ala(model, adapted='head/.*')
+
+
 @pytest.mark.parametrize('mixture', [-0.1, 1.1, float('nan')])
 def test_mixtures_that_are_none_are_refused(mixture, model):
   with pytest.raises(SettingError, match='lies between 0 and 1'):
     algorithms.build_apfl(model, mixture=mixture)
 
 
-# ---- FedProto ----------------------------------------------------------------
+# ---- FedProto and MOON -------------------------------------------------------
 
 
 def _two_layers() -> tf.keras.Model:
@@ -373,6 +543,49 @@ def test_fed_proto(with_features, clients):
   np.testing.assert_allclose(
     server['prototypes'], [known[0], known[1], [0.0, 0.0]], atol=1e-6
   )
+
+
+@pytest.mark.slow
+def test_moon(with_features, clients):
+  process = baselines.build_moon(
+    with_features,
+    features=lambda outputs: outputs['features'],
+    penalty=0.5,
+    temperature=0.4,
+    training=_TRAINING,
+  )
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  w, own = tf.eye(2, dtype=tf.float64), {}
+  for names in _ROUNDS:
+    updates, sizes = [], []
+    for name in names:
+      local, before = w, own.get(name, w)
+      for x, y in _batches(clients[name]):
+        with tf.GradientTape() as tape:
+          tape.watch(local)
+          z, received, old = x @ local, x @ w, x @ before
+          total = tf.reduce_sum(z, -1, keepdims=True)
+          alike, unlike = (
+            tf.exp(tf.reduce_sum(z * o, -1) / tf.norm(z, axis=-1) / n / 0.4)
+            for o, n in ((o, tf.norm(o, axis=-1)) for o in (received, old))
+          )
+          loss = tf.reduce_mean(tf.square(total - y)) - 0.5 * tf.reduce_mean(
+            tf.math.log(alike / (alike + unlike))
+          )
+        local = local - _RATE * tape.gradient(loss, local)
+      own[name] = local
+      updates.append(local - w)
+      sizes.append(len(clients[name]['y']))
+    w = w + np.average(updates, axis=0, weights=sizes)
+  found = state.global_model_weights.trainable[tiers.GLOBAL]['features/kernel']
+  np.testing.assert_allclose(found, w, atol=1e-5)
+  kept = remembered['bob'][tiers.PERSONAL]['features/kernel']
+  np.testing.assert_allclose(kept, own['bob'], atol=1e-5)
+
+
+def test_what_moon_cannot_do_is_refused(with_features):
+  with pytest.raises(SettingError, match='temperature=0.0: the penalty must'):
+    baselines.build_moon(with_features, features=lambda o: o, temperature=0.0)
 
 
 def _with_logits() -> models.PartialModel:

@@ -102,6 +102,9 @@ def known() -> dict[str, Any]:
       group='^head',
       num_groups=2,
     ),
+    'clusters': tff_partial.from_keras(
+      _classifier, loss=_LOSS, group='.*', num_groups=2
+    ),
     'factors': planted.factorization(),
     'heads': planted.heads(),
     'model': tff_partial.from_keras(_classifier, local='logits', loss=_LOSS),

@@ -416,7 +416,7 @@ def fixture_no_training(monkeypatch):
     local = config.local
     for build in (local.of_both, local.of_personal, local.build_split):
       build()
-    config.server.aggregation()
+    config.server.aggregation(10)
     config.server.build_optimizer()
     raise _StoppedError('stopped before training')
 

@@ -54,8 +54,8 @@ class Row:
     exact: Whether padding changes no bit; if not, it changes rounding.
     grouped: Whether it is for models with groups.
     wrap: Makes the model that it trains of the one that it is for.
-    shares_copies: Whether clients send their own copies of the global weights,
-      as HPFL does.
+    shares_copies: Whether clients send something of their own copies of the
+      global weights, as HPFL does, and updates that MOON's copies moved.
     template: The model that it is for, if for no other: 'posterior' or
       'implicit', of whose local weights clients send sums.
   """
@@ -76,7 +76,7 @@ class Row:
   def form(self) -> str:
     """The model that it is for."""
     if self.grouped:
-      return 'grouped'
+      return 'grouped' if self.local else 'clustered'
     if self.template:
       return self.template
     return 'partly local' if self.local else 'global'
@@ -291,6 +291,13 @@ ROWS = [
     local=True,
     personal=True,
   ),
+  Row(
+    'ifca',
+    {'training': _TRAINING},
+    baselines.build_ifca_eval,
+    personal=True,
+    grouped=True,
+  ),
   Row('fed_avg', {'training': _TRAINING}, algorithms.build_fed_avg_eval),
   Row(
     'fed_sgd',
@@ -338,11 +345,64 @@ ROWS = [
     baselines.build_scaffold_eval,
   ),
   Row(
+    'fed_dyn',
+    {'penalty': 0.01, 'training': _TRAINING},
+    baselines.build_fed_dyn_eval,
+  ),
+  Row(
+    'per_fed_avg',
+    {
+      'adaptation_rate': 0.02,
+      'training': dataclasses.replace(_TRAINING, optimizer=sgd(0.05)),
+    },
+    baselines.build_per_fed_avg_eval,
+    {
+      'personalise': Phase(optimizer=sgd(0.1), epochs=30),
+      'split': splits.same(),
+    },
+    personal=True,
+  ),
+  Row(
+    'moon',
+    {
+      'features': lambda ratings: ratings[:, tf.newaxis],
+      'penalty': 0.1,
+      'training': _TRAINING,
+    },
+    baselines.build_moon_eval,
+    shares_copies=True,
+  ),
+  Row(
     'apfl',
     {'mixture': 0.8, 'mixture_learning_rate': 0.01, 'training': _TRAINING},
     algorithms.build_apfl_eval,
     {'mixture': 0.8, 'mixture_learning_rate': 0.01},
     personal=True,
+  ),
+  Row(
+    'mr_mtl',
+    {'penalty': 0.01, 'training': _TRAINING},
+    algorithms.build_mr_mtl_eval,
+    {'penalty': 0.01},
+    personal=True,
+    shares_copies=True,
+  ),
+  Row(
+    'pp_sgd',
+    {'training': _TRAINING},
+    algorithms.build_pp_sgd_eval,
+    personal=True,
+    shares_copies=True,
+  ),
+  Row(
+    'fed_ala',
+    {
+      'adaptation': Phase(optimizer=sgd(30.0), epochs=20),
+      'training': _TRAINING,
+    },
+    algorithms.build_fed_ala_eval,
+    personal=True,
+    shares_copies=True,
   ),
   Row(
     'fed_proto',
@@ -385,6 +445,9 @@ def fixture_model_of() -> dict[str, models.PartialModel]:
   return {
     'partly local': planted.factorization(planted.build_tastes),
     'global': planted.factorization(planted.build_tastes, local=None),
+    'clustered': planted.factorization(
+      planted.build_tastes, local=None, group='user', num_groups=6
+    ),
     'grouped': planted.heads(),
     'posterior': rating_posteriors.build_model(planted.NUM_ITEMS, 3),
     'implicit': implicit_factors.build_model(planted.NUM_ITEMS, 3),
@@ -503,6 +566,7 @@ def _normalized() -> tf.keras.Model:
 # They train such weights on terms alone, exactly, or not at all.
 _KEEP_FIRST_VALUES = (
   *(('averaged', 'p_fed_me'), ('local', 'fed_babu')),
+  ('averaged', 'per_fed_avg'),
   ('local', 'fed_recon, exact'),
 )
 
@@ -848,8 +912,8 @@ def test_a_model_with_groups_is_refused_by_who_has_none(row):
 def test_a_model_with_local_weights_is_refused_by_who_trains_none(
   row, model_of
 ):
-  if row.local:
-    pytest.skip('It trains them.')
+  if row.local or row.grouped:
+    pytest.skip('It trains them, or is for another model.')
   with pytest.raises(
     client_work.CompositionError,
     match=r"local variables, \['user/kernel'\], which no phase trains. Build "

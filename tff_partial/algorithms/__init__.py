@@ -5,6 +5,8 @@ from tff_partial.algorithms.apfl import build_apfl_eval
 from tff_partial.algorithms.ditto import build_ditto
 from tff_partial.algorithms.ditto import build_ditto_eval
 from tff_partial.algorithms.dp_als import build_dp_als
+from tff_partial.algorithms.fed_ala import build_fed_ala
+from tff_partial.algorithms.fed_ala import build_fed_ala_eval
 from tff_partial.algorithms.fed_als import build_fed_als
 from tff_partial.algorithms.fed_als import build_fed_als_eval
 from tff_partial.algorithms.fed_als_private import build_fed_als_private
@@ -38,8 +40,12 @@ from tff_partial.algorithms.hpfl import build_hpfl
 from tff_partial.algorithms.hpfl import build_hpfl_eval
 from tff_partial.algorithms.lg_fed_avg import build_lg_fed_avg
 from tff_partial.algorithms.lg_fed_avg import build_lg_fed_avg_eval
+from tff_partial.algorithms.mr_mtl import build_mr_mtl
+from tff_partial.algorithms.mr_mtl import build_mr_mtl_eval
 from tff_partial.algorithms.p_fed_me import build_p_fed_me
 from tff_partial.algorithms.p_fed_me import build_p_fed_me_eval
+from tff_partial.algorithms.pp_sgd import build_pp_sgd
+from tff_partial.algorithms.pp_sgd import build_pp_sgd_eval
 
 __all__ = [
   'build_apfl',
@@ -47,6 +53,8 @@ __all__ = [
   'build_ditto',
   'build_ditto_eval',
   'build_dp_als',
+  'build_fed_ala',
+  'build_fed_ala_eval',
   'build_fed_als',
   'build_fed_als_eval',
   'build_fed_als_private',
@@ -80,6 +88,10 @@ __all__ = [
   'build_hpfl_eval',
   'build_lg_fed_avg',
   'build_lg_fed_avg_eval',
+  'build_mr_mtl',
+  'build_mr_mtl_eval',
   'build_p_fed_me',
   'build_p_fed_me_eval',
+  'build_pp_sgd',
+  'build_pp_sgd_eval',
 ]

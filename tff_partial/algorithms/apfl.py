@@ -147,7 +147,7 @@ def _memory(mixture: float, adaptive: bool) -> client_state.ClientState:
   if not adaptive:
     return client_state.persist_personal
   return client_state.persist_numbers(
-    client_state.persist_personal, **{_ALPHA: mixture}
+    client_state.persist_personal, lambda model: {_ALPHA: mixture}
   )
 
 

@@ -7,15 +7,14 @@ first w that the client receives.
 
 import dataclasses
 
-from tff_partial import evaluation
 from tff_partial.client_state import persist_personal
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
-from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.terms import proximal
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import PERSONAL
@@ -68,33 +67,4 @@ def build_ditto(
   )
 
 
-def build_ditto_eval(
-  model: models.PartialModel,
-  *,
-  penalty: float = 1.0,
-  personalise: Phase | None = None,
-  split: splits.Split | None = None,
-) -> evaluation.Evaluation:
-  """Build an evaluation with the personal models that clients remember.
-
-  With `personalise`, these are trained before, kept near the global model, as
-  new clients need it.
-
-  Args:
-    model: The model.
-    penalty: lambda of the paper, as in training.
-    personalise: How clients personalise before, as new ones need it; not at
-      all by default.
-    split: As for `evaluation.build_query_evaluation`.
-
-  Example:
-    >>> evaluation = algorithms.build_ditto_eval(whole, penalty=0.1)
-  """
-  return evaluation.build_query_evaluation(
-    model,
-    client_state=persist_personal,
-    train=(PERSONAL,),
-    terms=(proximal(penalty, PERSONAL),),
-    personalise=personalise,
-    split=split,
-  )
+build_ditto_eval = partial_training.build_held_evaluation

@@ -142,7 +142,7 @@ def example_spec_of(
   """Return the spec of an example, for a model and the phases that read it."""
   spec = examples.ExampleSpec(model.example_spec, model.example_spec.ids)
   parts = [phase.on for phase in phases.all_phases(work)]
-  parts += [part.on for part in work if isinstance(part, contexts.READERS)]
+  parts += [p.on for p in work if not isinstance(p, phases.Interleaved)]
   spec.update(splits.example_fields(*parts))
   return spec
 

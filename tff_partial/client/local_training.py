@@ -65,14 +65,20 @@ class ClientResult(NamedTuple):
 
 
 def _assigned(
-  assign: groups.Assign, context: ClientContext, copies: tiers.NamedTensors
+  assign: groups.Assign,
+  context: ClientContext,
+  copies: tiers.NamedTensors,
+  model: lookups.RowModel,
+  part_seed: tf.Tensor,
 ) -> ClientContext:
   """Return the client's context after it chose its group, from all copies."""
 
   def with_group(held: Any) -> tiers.Weights:
     return collections.OrderedDict(context.weights, **{tiers.GROUP: held})
 
-  group = assign.choose(context._replace(weights=with_group(copies)))
+  # With whole tables, which are computed only if the choice reads them.
+  choosing, _ = model.whole(context._replace(weights=with_group(copies)))
+  group = assign.choose(choosing.on(assign.on, part_seed))
   own = groups.copy_of(copies, group)
   received = collections.OrderedDict(context.received, **{tiers.GROUP: own})
   return context._replace(
@@ -118,7 +124,9 @@ def run(
     seed = random_bits.fold_in(context.seed, f'phase {number}')
     known = done.context._replace(seed=seed)
     if isinstance(part, groups.Assign):
-      done = done._replace(context=_assigned(part, known, copies))
+      done = done._replace(
+        context=_assigned(part, known, copies, model, part_seed)
+      )
     elif isinstance(part, Compute):
       found = part.function(known.on(part.on, part_seed))
       computed = {**known.computed, part.name: found}

@@ -59,9 +59,7 @@ def personal_phases(work: phases.Work, rounds: int) -> list[phases.Part]:
     if isinstance(part, contexts.OverwriteWeights):
       continue  # It depends on what a round brings.
     if not isinstance(part, phases.Phase | phases.Interleaved):
-      if isinstance(part, contexts.Compute):
-        part = part._replace(on=on)
-      found += [part] if chooses else []
+      found += [part._replace(on=on)] if chooses else []
       continue
     turns = [
       _own_part(phase, on, rounds) for phase in phases.interleaved_phases(part)

@@ -195,12 +195,17 @@ class RobustFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(value_type, weight_type)
     def flatten(value: Any, weight: Any) -> Any:
+      # In the order of the type; `tf.nest` would sort by name.
+      named = tff.structure.from_container(value, recursive=True)
       leaves = [
         tf.reshape(tf.cast(leaf, tf.float32), [-1])
-        for leaf in tf.nest.flatten(value)
+        for leaf in tff.structure.flatten(named)
       ]
       return collections.OrderedDict(
-        {ROWS: tf.concat(leaves, 0)[tf.newaxis], IS_REAL: [weight > 0]}
+        {
+          ROWS: tf.concat(leaves, 0)[tf.newaxis],
+          IS_REAL: tf.reshape(weight > 0, [1]),
+        }
       )
 
     rows = CollectRowsFactory(self._capacity).create(

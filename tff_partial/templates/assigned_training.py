@@ -19,13 +19,14 @@ def work(
   Args:
     assignment: How clients are assigned.
     training: The work after the assignment.
-    on: The examples of the assignment's phases, if not their own.
+    on: The examples of the assignment's phases and choice, if not their own.
   """
 
   def placed(phases: tuple[Phase, ...]) -> list[Phase]:
     return [dataclasses.replace(p, on=on or p.on) for p in phases]
 
-  chosen = [assignment.assign] if assignment.assign else []
+  assign = assignment.assign
+  chosen = [assign._replace(on=on or assign.on)] if assign else []
   return [
     *placed(assignment.before),
     *chosen,

@@ -22,6 +22,7 @@ from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.solvers.exact import Exact
+from tff_partial.terms import proximal
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL
@@ -189,6 +190,38 @@ def build_personal_evaluation(
     model,
     client_state=persist_personal,
     train=(PERSONAL, LOCAL),
+    personalise=personalise,
+    split=split,
+  )
+
+
+def build_held_evaluation(
+  model: models.PartialModel,
+  *,
+  penalty: float = 1.0,
+  personalise: Phase | None = None,
+  split: splits.Split | None = None,
+) -> evaluation.Evaluation:
+  """Build an evaluation with the personal models that clients remember.
+
+  With `personalise`, these are trained before, kept near the global model, as
+  new clients need it.
+
+  Args:
+    model: The model.
+    penalty: lambda of Ditto and MR-MTL, as in training.
+    personalise: How clients personalise before, as new ones need it; not at
+      all by default.
+    split: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_ditto_eval(whole, penalty=0.1)
+  """
+  return evaluation.build_query_evaluation(
+    model,
+    client_state=persist_personal,
+    train=(PERSONAL,),
+    terms=(proximal(penalty, PERSONAL),),
     personalise=personalise,
     split=split,
   )

@@ -11,6 +11,7 @@ from tasks.experiment.methods import building
 from tasks.experiment.methods import many_users
 from tasks.experiment.methods import memorizing
 from tasks.experiment.methods import reconstructing
+from tasks.experiment.methods import sub_populations
 from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.training import LocalTraining
 
@@ -52,6 +53,12 @@ _FED_PROTO = building.Algorithm(
   'no noise covers. Use fed_per or fed_avg for a private run.',
   ignores=building.JOINING,
   reads=('penalty',),
+)
+_PER_FED_AVG = building.Algorithm(
+  building.per_fed_avg(hessian_free=False),
+  building.measured_by('build_per_fed_avg_eval'),
+  personal=_PERSONAL,
+  always_personalises=True,
 )
 _FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
 
@@ -106,22 +113,27 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     leaks=building.furl_leaks,
     reads=('private_rule',),
   ),
-  'fed_embed_type': building.fed_embed(FedEmbed.by_type, tasks_lib.HEADS),
-  'fed_embed_prototype': building.fed_embed(
+  'fed_embed_type': sub_populations.fed_embed(
+    FedEmbed.by_type, tasks_lib.HEADS
+  ),
+  'fed_embed_prototype': sub_populations.fed_embed(
     FedEmbed.by_prototype,
     tasks_lib.HEADS,
     (
       'triplet_steps',
-      *building.FORMING,
-      *building.CENTERS,
+      *sub_populations.FORMING,
+      *sub_populations.CENTERS,
     ),
   ),
-  'fed_embed_som': building.fed_embed(
+  'fed_embed_som': sub_populations.fed_embed(
     FedEmbed.by_map,
     tasks_lib.HEADS,
-    ('map_radius', *building.FORMING, *building.CENTERS),
+    ('map_radius', *sub_populations.FORMING, *sub_populations.CENTERS),
   ),
-  'fed_embed_personal': building.fed_embed(
+  'fed_embed_least_loss': sub_populations.fed_embed(
+    FedEmbed.by_least_loss, tasks_lib.HEADS
+  ),
+  'fed_embed_personal': sub_populations.fed_embed(
     FedEmbed.personal, tasks_lib.OWN_HEAD
   ),
   'fed_per': building.Algorithm(
@@ -189,6 +201,41 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     why_not_private='its clients send control variates beside their updates, '
     'which no noise covers. Use fed_prox or fed_avg for a private run.',
   ),
+  'fed_dyn': building.Algorithm(
+    building.fed_dyn,
+    _FOR_ALL,
+    counts_clients=True,
+    reads=('penalty',),
+    ignores=(*building.STEPPING, 'server_learning_rate'),
+  ),
+  'per_fed_avg': _PER_FED_AVG,
+  'per_fed_avg_hessian_free': dataclasses.replace(
+    _PER_FED_AVG, build=building.per_fed_avg(hessian_free=True)
+  ),
+  'moon': building.Algorithm(
+    building.moon, _FOR_ALL, user=tasks_lib.FEATURES, reads=('penalty',)
+  ),
+  'mr_mtl': building.Algorithm(
+    building.trained_by('build_mr_mtl', has_penalty=True, training=_GLOBAL),
+    building.held_by('build_mr_mtl_eval'),
+    personal=_PERSONAL,
+    reads=('penalty',),
+  ),
+  'pp_sgd': building.Algorithm(
+    building.trained_by('build_pp_sgd', training=_BOTH),
+    building.measured_by('build_pp_sgd_eval'),
+    personal=_PERSONAL,
+  ),
+  'fed_ala': building.Algorithm(
+    building.trained_by(
+      'build_fed_ala', adaptation=_PERSONAL, training=_GLOBAL
+    ),
+    building.measured_by('build_fed_ala_eval'),
+    personal=_PERSONAL,
+  ),
+  'ifca': building.Algorithm(
+    sub_populations.ifca, sub_populations.ifca_eval, user=tasks_lib.GROUPS
+  ),
   'apfl': building.Algorithm(
     building.apfl,
     lambda model, run, measuring: building.builder('build_apfl_eval')(
@@ -201,8 +248,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_proto_nearest': dataclasses.replace(
     _FED_PROTO, measure=building.fed_proto_nearest_eval, has_memory=True
   ),
-  'p_fed_km': building.p_fed_km('model', tasks_lib.CLUSTERS),
-  'p_fed_km_head': building.p_fed_km('head', tasks_lib.HEAD_CLUSTERS),
+  'p_fed_km': sub_populations.p_fed_km('model', tasks_lib.CLUSTERS),
+  'p_fed_km_head': sub_populations.p_fed_km('head', tasks_lib.HEAD_CLUSTERS),
   'local_only': _LOCAL_ONLY,
   'distributed': dataclasses.replace(
     _LOCAL_ONLY,

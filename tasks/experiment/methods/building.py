@@ -10,26 +10,20 @@ from typing import Any, TYPE_CHECKING, TypeAlias, TypedDict
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods.setting import Setting
-from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.hyperparameters import SCALED
 from tasks.experiment.options.privacy import LOCAL
+from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
-from tasks.experiment.options.training import Server
 from tasks.options import Leak
 import tff_partial
 
 if TYPE_CHECKING:
-  from tff_partial import assignments
   from tff_partial import phases
   from tff_partial import processes
   from tff_partial.data import splits
   from tff_partial.evaluation import Evaluation
   from tff_partial.model import models
-
-# Flags of prototypes, map nodes and centers; and of forming an embedding.
-CENTERS = ('map_rate', 'map_server_rate')
-FORMING = ('forming_steps', 'forming_learning_rate')
 
 # Flags of the server's optimizer except its learning rate, for algorithms that
 # prescribe the optimizer; and all flags of the server, for algorithms that
@@ -197,6 +191,38 @@ def scaffold(
   )
 
 
+def fed_dyn(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return builder('build_fed_dyn')(
+    model,
+    participation=1.0 - run.memory,
+    training=run.local.of_global(),
+    aggregation=run.aggregation(),
+    **dict[str, Any](run.hyperparameters.penalty_argument),
+  )
+
+
+def per_fed_avg(hessian_free: bool) -> Build:
+  return lambda model, run: builder('build_per_fed_avg')(
+    model,
+    adaptation_rate=run.local.reconstruction.learning_rate,
+    hessian_free=hessian_free,
+    training=run.local.of_global(),
+    **run.server_arguments(),
+  )
+
+
+def moon(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
+  return builder('build_moon')(
+    model,
+    features=lambda outputs: outputs[tasks_lib.FEATURES],
+    training=run.local.of_global(),
+    **dict[str, Any](run.hyperparameters.penalty_argument),
+    **run.server_arguments(),
+  )
+
+
 def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   return tff_partial.algorithms.build_apfl(
     model,
@@ -246,70 +272,6 @@ def p_fed_me(
     **run.hyperparameters.penalty_argument,
     aggregation=run.aggregation(),
   )
-
-
-def fed_embed(
-  assignment: Callable[
-    [FedEmbed, assignments.FedEmbedVariables], assignments.Assignment
-  ],
-  user: str,
-  reads: tuple[str, ...] = (),
-) -> Algorithm:
-  def build(
-    model: models.PartialModel, run: Setting
-  ) -> processes.PartialProcess:
-    how = assignment(run.hyperparameters.fed_embed, run.parts)
-    if run.ledger is not None:
-      # Reassigning heads needs exact counts of clients.
-      how = how._replace(reassign=None)
-    return tff_partial.algorithms.build_fed_embed(
-      model,
-      parts=run.parts,
-      assignment=how,
-      training=run.local.of_both(),
-      **run.server_arguments(),
-    )
-
-  def measure(
-    model: models.PartialModel, run: Setting, measuring: Measuring
-  ) -> Evaluation:
-    return tff_partial.algorithms.build_fed_embed_eval(
-      model,
-      parts=run.parts,
-      assignment=assignment(run.hyperparameters.fed_embed, run.parts),
-      **measuring,
-    )
-
-  return Algorithm(
-    build,
-    measure,
-    user=user,
-    personal=LocalTraining.of_personal,
-    reads=reads,
-  )
-
-
-def p_fed_km(gradients: str, user: str) -> Algorithm:
-  def build(
-    model: models.PartialModel, run: Setting
-  ) -> processes.PartialProcess:
-    return builder('build_p_fed_km')(
-      model,
-      parts=run.parts,
-      gradients=gradients,
-      training=run.local.of_global(),
-      **run.hyperparameters.fed_embed.centers,
-      **run.server_arguments(),
-    )
-
-  def measure(
-    model: models.PartialModel, run: Setting, measuring: Measuring
-  ) -> Evaluation:
-    return builder('build_p_fed_km_eval')(
-      model, parts=run.parts, gradients=gradients, split=measuring.get('split')
-    )
-
-  return Algorithm(build, measure, user=user, reads=CENTERS)
 
 
 def measured_by(name: str) -> Measure:

@@ -10,8 +10,8 @@ from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.privacy import Privacy
+from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
-from tasks.experiment.options.training import Server
 
 if TYPE_CHECKING:
   from tff_partial import assignments
@@ -100,7 +100,7 @@ class Setting:
     """Return how updates are aggregated."""
     if self.ledger is not None:
       return self.privacy.aggregation(self.ledger, self.canaries)
-    return self.server.aggregation()
+    return self.server.aggregation(self.clients_per_round)
 
   def server_arguments(self) -> dict[str, Any]:
     """Return the arguments of builders about the server."""

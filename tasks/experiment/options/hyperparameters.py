@@ -127,6 +127,17 @@ class FedEmbed(Options):
       **self.centers,
     )
 
+  def by_least_loss(
+    self, parts: assignments.FedEmbedVariables
+  ) -> assignments.Assignment:
+    """Assign clients to the head that has the least loss: IFCA's rule.
+
+    Args:
+      parts: The parts of the model.
+    """
+    del parts
+    return tff_partial.assignments.Assignment(tff_partial.groups.least_loss())
+
   def personal(
     self, parts: assignments.FedEmbedVariables
   ) -> assignments.Assignment:
@@ -267,8 +278,8 @@ class Hyperparameters(Options):
   )
   penalty: float | None = option(
     None,
-    'mu of FedProx, lambda of Ditto, pFedMe and FedProto; by default the '
-    "algorithm's.",
+    'mu of FedProx and MOON, lambda of Ditto, pFedMe, MR-MTL and FedProto, '
+    "alpha of FedDyn; by default the algorithm's.",
     at_least=0,
   )
   tau: float = option(

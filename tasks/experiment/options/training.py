@@ -1,4 +1,4 @@
-"""Options of local training and of aggregation.
+"""Options of local training.
 
 `update_*` is for global weights, or for all weights trained at once;
 `reconstruction_*` is for local weights, if an algorithm trains them separately,
@@ -7,7 +7,7 @@ and for personalising before clients are evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any, ClassVar, TYPE_CHECKING
@@ -16,19 +16,13 @@ from tasks.errors import OptionError
 from tasks.experiment.options.optimizers import EXACT
 from tasks.experiment.options.optimizers import Optimizer
 from tasks.options import detail
-from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
 import tff_partial
 
 if TYPE_CHECKING:
-  import tensorflow as tf
-
-  from tff_partial import composition
   from tff_partial import phases
   from tff_partial.data import splits
-
-EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,10 +177,11 @@ class LocalTraining(Options):
     )
 
   def of_both(self) -> phases.Phase:
-    """Build the phase that trains global and local weights at once."""
+    """Build the phase that trains global weights and the client's at once."""
     optimizers = {
       tff_partial.tiers.GLOBAL: self.update.build(),
       tff_partial.tiers.LOCAL: self.reconstruction.build(),
+      tff_partial.tiers.PERSONAL: self.reconstruction.build(),
     }
     return dataclasses.replace(self.of_global(), optimizer=optimizers)
 
@@ -249,119 +244,3 @@ class LocalTraining(Options):
         self.reconstruction, learning_rate=rate
       ).build()
     return dataclasses.replace(phase, **changes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Server(Options):
-  """Options of aggregating updates and of the server's optimizer."""
-
-  title: ClassVar[str] = 'Training and optimizers'
-
-  optimizer: Optimizer = Optimizer(
-    'server', 'the joined update', learning_rate=1.0
-  )
-  server_decay_rounds: int = option(
-    0,
-    "Rounds in which the server's learning rate falls to nothing, by equal "
-    'steps; 0 to keep it.',
-    at_least=0,
-  )
-  aggregator: str = detail(
-    'mean',
-    'Joins updates: the weighted mean, or that mean after TFF has clipped long '
-    'updates and zeroed extreme ones by adaptive bounds.',
-    choices=('mean', 'robust'),
-  )
-  clip_norm: float = option(
-    0.0,
-    'Scales down client updates to this norm; 0 for no limit. A remedy where '
-    'single clients make a run diverge.',
-    at_least=0,
-  )
-  client_weighting: str | None = option(
-    None,
-    'Whether a client counts by its query examples (the default); by all '
-    'targets that it trained on, such as the tokens of its sentences; or once '
-    '(if the run is private).',
-    choices=(EXAMPLES, TARGETS, UNIFORM),
-    group='Method',
-  )
-
-  def __post_init__(self) -> None:
-    """Refuse two ways to clip at once."""
-    super().__post_init__()
-    if self.aggregator == 'robust' and self.clip_norm:
-      raise OptionError(
-        '--clip_norm: the robust aggregator finds its own norm to clip to. '
-        'Leave one of the two flags out.'
-      )
-
-  def leaks(self) -> Iterator[Leak]:
-    """Yield the settings that a private run may not have."""
-    if self.client_weighting in (EXAMPLES, TARGETS):
-      yield Leak(
-        'client_weighting',
-        self.client_weighting,
-        'a client with many examples would move the mean by more than its clip',
-        'Use --client_weighting=uniform, the default of a private run.',
-      )
-    if self.aggregator != 'mean':
-      yield Leak(
-        'set=aggregator',
-        self.aggregator,
-        'its bounds follow from what clients send',
-        'Leave it out; private runs have --clip and --set=clip_quantile.',
-      )
-    if self.clip_norm:
-      yield Leak(
-        'clip_norm',
-        self.clip_norm,
-        'a private run clips by itself',
-        'Use --clip instead.',
-      )
-
-  @property
-  def learning_rate(self) -> float:
-    """The server's learning rate, for algorithms that prescribe the rest."""
-    return self.optimizer.learning_rate
-
-  def aggregation(self) -> composition.Aggregation:
-    """Return how updates are aggregated in a run that is not private."""
-    return tff_partial.Aggregation(self._aggregator(), self._weighting())
-
-  def _weighting(self) -> Any:
-    """Return what updates are weighted by; None for the algorithm's own."""
-    if self.client_weighting is None:
-      return None
-    if self.client_weighting == TARGETS:
-      # The number of targets that the loss averages.
-      return lambda result: result.loss[1]
-    if self.client_weighting == UNIFORM:
-      return tff_partial.ClientWeighting.UNIFORM
-    return tff_partial.ClientWeighting.NUM_EXAMPLES
-
-  def _aggregator(self) -> composition.AggregationFactory:
-    aggregators = tff_partial.aggregators
-    if self.aggregator == 'robust':
-      return aggregators.robust()
-    if not self.clip_norm:
-      return aggregators.MeanFactory()
-    import tensorflow_federated as tff
-
-    return aggregators.MeanFactory(
-      lambda mean: tff.aggregators.clipping_factory(self.clip_norm, mean)
-    )
-
-  def build_optimizer(self) -> phases.Optimizer:
-    """Build the server's optimizer, with its schedule."""
-    optimizer = self.optimizer.build()
-    if not self.server_decay_rounds:
-      return optimizer
-    import tensorflow as tf
-    import tensorflow_federated as tff
-
-    def falling(round_number: tf.Tensor) -> tf.Tensor:
-      done = tf.cast(round_number, tf.float32) / self.server_decay_rounds
-      return self.learning_rate * tf.maximum(1.0 - done, 0.0)
-
-    return tff.learning.optimizers.schedule_learning_rate(optimizer, falling)

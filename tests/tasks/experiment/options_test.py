@@ -17,7 +17,7 @@ from tasks.experiment.config import TASKS
 from tasks.experiment.options.loop import DryRun
 from tasks.experiment.options.loop import Loop
 from tasks.experiment.options.optimizers import Optimizer
-from tasks.experiment.options.training import Server
+from tasks.experiment.options.server import Server
 from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.movielens import task as movielens

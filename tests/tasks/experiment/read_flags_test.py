@@ -20,8 +20,8 @@ from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.memory import Memory
 from tasks.experiment.options.optimizers import Optimizer
 from tasks.experiment.options.privacy import Privacy
+from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
-from tasks.experiment.options.training import Server
 
 
 def _read_by(algorithm: building.Algorithm, patch: pytest.MonkeyPatch) -> set:

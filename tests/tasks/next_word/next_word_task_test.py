@@ -201,7 +201,7 @@ def test_clients_count_by_their_tokens():
   process = tff_partial.algorithms.build_fed_avg(
     model,
     training=phases.Phase(optimizer=phases.sgd(1.0)),
-    aggregation=config.server.aggregation(),
+    aggregation=config.server.aggregation(10),
   )
   rows = np.zeros([1, 4], np.int32)
   cohort = planted.cohort_of(

@@ -1,0 +1,174 @@
+"""Options of aggregation, and of the server's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+from typing import Any, ClassVar, TYPE_CHECKING
+
+from tasks.errors import OptionError
+from tasks.experiment.options.optimizers import Optimizer
+from tasks.options import detail
+from tasks.options import Leak
+from tasks.options import option
+from tasks.options import Options
+import tff_partial
+
+if TYPE_CHECKING:
+  import tensorflow as tf
+
+  from tff_partial import composition
+  from tff_partial import phases
+
+EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
+# Functions of `tff_partial.aggregators`, of which Krum has two forms.
+_JOINS = (
+  *('coordinate_median', 'trimmed_mean', 'krum', 'multi_krum'),
+  'geometric_median',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Server(Options):
+  """Options of aggregating updates and of the server's optimizer."""
+
+  title: ClassVar[str] = 'Training and optimizers'
+
+  optimizer: Optimizer = Optimizer(
+    'server', 'the joined update', learning_rate=1.0
+  )
+  server_decay_rounds: int = option(
+    0,
+    "Rounds in which the server's learning rate falls to nothing, by equal "
+    'steps; 0 to keep it.',
+    at_least=0,
+  )
+  aggregator: str = detail(
+    'mean',
+    'Joins updates: the weighted mean; that mean after TFF has clipped long '
+    'updates and zeroed extreme ones by adaptive bounds; or a join that '
+    'compares all updates side by side.',
+    choices=('mean', 'robust', *_JOINS),
+  )
+  withstood_share: float = detail(
+    0.2,
+    'Share of the clients of a round, rounded down, whose wrong updates '
+    'trimmed_mean, krum and multi_krum withstand.',
+    at_least=0,
+    at_most=0.49,
+  )
+  clip_norm: float = option(
+    0.0,
+    'Scales down client updates to this norm; 0 for no limit. A remedy where '
+    'single clients make a run diverge.',
+    at_least=0,
+  )
+  client_weighting: str | None = option(
+    None,
+    'Whether a client counts by its query examples (the default); by all '
+    'targets that it trained on, such as the tokens of its sentences; or once '
+    '(if the run is private).',
+    choices=(EXAMPLES, TARGETS, UNIFORM),
+    group='Method',
+  )
+
+  def __post_init__(self) -> None:
+    """Refuse two remedies for long updates at once."""
+    super().__post_init__()
+    if self.aggregator != 'mean' and self.clip_norm:
+      raise OptionError(
+        f'--clip_norm: the aggregator {self.aggregator} limits updates by '
+        'itself. Leave one of the two flags out.'
+      )
+
+  def leaks(self) -> Iterator[Leak]:
+    """Yield the settings that a private run may not have."""
+    if self.client_weighting in (EXAMPLES, TARGETS):
+      yield Leak(
+        'client_weighting',
+        self.client_weighting,
+        'a client with many examples would move the mean by more than its clip',
+        'Use --client_weighting=uniform, the default of a private run.',
+      )
+    if self.aggregator != 'mean':
+      yield Leak(
+        'set=aggregator',
+        self.aggregator,
+        'it follows from what single clients send',
+        'Leave it out; private runs have --clip and --set=clip_quantile.',
+      )
+    if self.clip_norm:
+      yield Leak(
+        'clip_norm',
+        self.clip_norm,
+        'a private run clips by itself',
+        'Use --clip instead.',
+      )
+
+  @property
+  def learning_rate(self) -> float:
+    """The server's learning rate, for algorithms that prescribe the rest."""
+    return self.optimizer.learning_rate
+
+  def aggregation(self, clients_per_round: int) -> composition.Aggregation:
+    """Return how updates are aggregated in a run that is not private.
+
+    Args:
+      clients_per_round: The most clients of a round.
+    """
+    return tff_partial.Aggregation(
+      self._aggregator(clients_per_round), self._weighting()
+    )
+
+  def _weighting(self) -> Any:
+    """Return what updates are weighted by; None for the algorithm's own."""
+    if self.client_weighting is None:
+      return None
+    if self.client_weighting == TARGETS:
+      # The number of targets that the loss averages.
+      return lambda result: result.loss[1]
+    if self.client_weighting == UNIFORM:
+      return tff_partial.ClientWeighting.UNIFORM
+    return tff_partial.ClientWeighting.NUM_EXAMPLES
+
+  def _aggregator(
+    self, clients_per_round: int
+  ) -> composition.AggregationFactory:
+    aggregators = tff_partial.aggregators
+    if self.aggregator == 'robust':
+      return aggregators.robust()
+    if self.aggregator in _JOINS:
+      wrong = int(self.withstood_share * clients_per_round)
+      options: dict[str, dict[str, Any]] = {
+        'trimmed_mean': {'share': self.withstood_share},
+        'krum': {'num_attackers': wrong},
+        'multi_krum': {
+          'num_attackers': wrong,
+          'num_chosen': clients_per_round - wrong,
+        },
+      }
+      name = self.aggregator.removeprefix('multi_')
+      return getattr(aggregators, name)(
+        clients_per_round=clients_per_round, **options.get(self.aggregator, {})
+      )
+    if not self.clip_norm:
+      return aggregators.MeanFactory()
+    import tensorflow_federated as tff
+
+    return aggregators.MeanFactory(
+      lambda mean: tff.aggregators.clipping_factory(self.clip_norm, mean)
+    )
+
+  def build_optimizer(self) -> phases.Optimizer:
+    """Build the server's optimizer, with its schedule."""
+    optimizer = self.optimizer.build()
+    if not self.server_decay_rounds:
+      return optimizer
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    def falling(round_number: tf.Tensor) -> tf.Tensor:
+      done = tf.cast(round_number, tf.float32) / self.server_decay_rounds
+      return self.learning_rate * tf.maximum(1.0 - done, 0.0)
+
+    return tff.learning.optimizers.schedule_learning_rate(optimizer, falling)
