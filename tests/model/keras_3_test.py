@@ -480,3 +480,28 @@ def test_adapters_of_a_keras_3_model_are_merged(tmp_path):
   found = model.to_keras(weights).get_layer('items').weights[0]
   added = np.sum(weights['lora_a/items/embeddings'], 1, keepdims=True)
   np.testing.assert_allclose(found, base + added, atol=1e-5)
+
+
+def test_a_backbone_of_keras_hub_gives_its_values():
+  hub = pytest.importorskip('keras_hub')
+
+  def backbone():
+    return hub.models.BertBackbone(30, 1, 2, 8, 16, max_sequence_length=6)
+
+  def build():
+    ids = keras.Input([6], dtype='int32')
+    inputs = {
+      'token_ids': ids,
+      'segment_ids': keras.ops.zeros_like(ids),
+      'padding_mask': keras.ops.ones_like(ids),
+    }
+    read = backbone()(inputs)['pooled_output']
+    return keras.Model(ids, keras.layers.Dense(2, name='head')(read))
+
+  trained = backbone()
+  whole = tff_partial.from_keras(build, loss='mse', initial_weights=trained)
+  assert len(whole.given_values) == len(trained.weights)
+  model = tff_partial.add_lora(
+    whole, 2, where='.*(query|value)/kernel', b='local', train='head'
+  )
+  assert len(model.specs(tiers.LOCAL)) == 2
