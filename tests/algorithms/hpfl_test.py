@@ -22,6 +22,7 @@ from tff_partial import contexts
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
+from tff_partial import tiers
 from tff_partial import training
 from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
@@ -39,6 +40,7 @@ from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.solvers.exact import Exact
 from tff_partial.training.client_store import state_codec
 
 _ATTRIBUTES, _RATE = 3, 0.05
@@ -296,6 +298,36 @@ def test_without_centers_rows_stay() -> None:
     row, centers, tf.constant(0.0), by_nearness=False
   )
   np.testing.assert_array_equal(moved, row)
+
+
+@pytest.mark.slow
+def test_tables_are_solved_for_before_the_rest_is_trained(
+  model: models.PartialModel,
+) -> None:
+  process = algorithms.build_hpfl(
+    model,
+    attributes=_KNOWN,
+    drafts=None,
+    public=False,
+    training=Phase(
+      train=(tiers.PERSONAL,),
+      optimizer={tiers.PERSONAL: sgd(0.0), tiers.LOCAL: Exact(ridge=0.5)},
+      batch_size=None,
+    ),
+  )
+  clients = packing.pack(_DATA, process.example_spec)
+  result = training.programs.train(
+    process, clients, rounds=1, clients_per_round=2
+  )
+  for name, fields in _DATA.items():
+    found = _users(result.client_store.client(name))
+    for user in range(_NUM_USERS[name]):
+      mine = ~fields['is_validation'] & (fields['x']['user'] == user)
+      has, y = fields['x']['has'][mine], fields['y'][mine, 0]
+      wanted = np.linalg.solve(
+        has.T @ has + 0.5 * np.eye(len(has.T)), has.T @ y
+      )
+      np.testing.assert_allclose(found[user], wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope='module', name='process')

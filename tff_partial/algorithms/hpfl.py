@@ -58,6 +58,7 @@ from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL
@@ -116,7 +117,7 @@ def build_hpfl(
       width is the number of attributes, Eq. 2 uses the accuracy on each,
       otherwise that on all records.
     public: True to share public components; False is HPFL-R.
-    training: How a client trains: optimizer, batches, epochs.
+    training: How a client trains: after what `Exact` solves for, if anything.
     split: The records that a client trains on, and those on which it measures
       its accuracy; by the field `is_validation` by default.
     by_nearness: True if Eq. 2 weights centers by the inverse of their distance,
@@ -157,7 +158,7 @@ def build_hpfl(
     client_state=_memory(attributes.number),
     work=[
       OverwriteWeights(sharing.revised),
-      dataclasses.replace(
+      *partial_training.exact_first(
         training, train=(PERSONAL, LOCAL), on=train_on, measured=True
       ),
       Compute(_RECORDS, sharing.records, on=train_on),

@@ -130,7 +130,7 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       drafts=how.drafting(rows, join) if drafts else None,
       tables=tuple(rows),
       public=public,
-      training=run.local.of_own_model(),
+      training=run.local.of_both(tff_partial.tiers.PERSONAL),
       by_nearness=drafts and how.by_nearness,
       join=join,
       aggregation=aggregation,

@@ -176,26 +176,29 @@ class LocalTraining(Options):
       shuffle=self.shuffle,
     )
 
-  def of_both(self) -> phases.Phase:
-    """Build the phase that trains global weights and the client's at once."""
+  def of_both(self, shared: str = 'global') -> phases.Phase:
+    """Build the phase that trains global weights and the client's at once.
+
+    Args:
+      shared: The tier of global weights, or of clients' copies of them.
+    """
     optimizers = {
-      tff_partial.tiers.GLOBAL: self.update.build(),
       tff_partial.tiers.LOCAL: self.reconstruction.build(),
       tff_partial.tiers.PERSONAL: self.reconstruction.build(),
+      shared: self.update.build(),
     }
-    return dataclasses.replace(self.of_global(), optimizer=optimizers)
+    return dataclasses.replace(
+      self.of_global(), train=(shared,), optimizer=optimizers
+    )
 
   def of_own_model(self) -> phases.Phase:
     """Build the phase in which clients train their own models.
 
     Their copies of global weights are trained as if they were sent.
     """
-    optimizers = {
-      tff_partial.tiers.PERSONAL: self.update.build(),
-      tff_partial.tiers.LOCAL: self.reconstruction.build(),
-    }
+    tiers = tff_partial.tiers
     return dataclasses.replace(
-      self.of_global(), train=tuple(optimizers), optimizer=optimizers
+      self.of_both(tiers.PERSONAL), train=(tiers.PERSONAL, tiers.LOCAL)
     )
 
   def of_personal_as_global(self) -> phases.Phase:
