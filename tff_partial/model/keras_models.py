@@ -107,7 +107,7 @@ def from_keras(
 
 
 def _checked_builder(build: Any) -> Callable[[], Any]:
-  """Return a builder under today's dtype policy; refuse a model in its place."""
+  """Return the builder under today's dtype policy; refuse a model."""
   if isinstance(build, tf.keras.Model) or keras_3.is_model(build):
     raise ModelError(
       'Pass a callable that makes the Keras model, not the model: '
