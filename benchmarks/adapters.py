@@ -141,11 +141,9 @@ def main(data: str, path: str, method: str, *numbers: str) -> None:
   )
 
   def measured(part: str, rate: float, weights: Any) -> float:
-    build: Callable[..., Any] = (
-      algorithms.build_fed_per_eval
-      if 'local' in model.tiers
-      else algorithms.build_fine_tuning_eval
-    )
+    build: Callable[..., Any] = algorithms.build_fine_tuning_eval
+    if 'local' in model.tiers:
+      build = algorithms.build_fed_per_eval
     phase = Phase(optimizer=sgd(rate), batch_size=16, epochs=3)
     tests = build(model, personalise=phase)
     clients = authors.clients(part, tests.example_spec)

@@ -36,7 +36,7 @@ FORMATS = (SAVED_MODEL, TFLITE)
 # How to train local weights: phases, a process, or a result that has one.
 Reconstruction: TypeAlias = (
   phases.Phase
-  | Sequence[phases.Phase]
+  | phases.Work
   | processes.PartialProcess
   | results.TrainingResult
   | results.Saved
