@@ -453,4 +453,11 @@ def test_what_was_not_planned_is_refused(world, planned, settings):
     _train(world, privacy=_ledger(**planned), **settings)
 
 
+def test_clients_that_are_not_drawn_at_random_are_refused(world):
+  with pytest.raises(
+    programs.ProgramError, match='select_clients: the account'
+  ):
+    _train(world, select_clients=lambda draw: draw.client_ids)
+
+
 # ---- local noise -------------------------------------------------------------

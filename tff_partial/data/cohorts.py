@@ -6,6 +6,7 @@ and rows it consists of, so that nothing needs copying client by client.
 
 import collections
 from collections.abc import Mapping, Sequence
+import dataclasses
 import functools
 import operator
 from typing import Any, NamedTuple, Protocol
@@ -130,6 +131,32 @@ class ClientSource(Protocol):
       sample: Number of clients to load, evenly spaced, if the source has to
         load them; None for all.
     """
+
+
+@dataclasses.dataclass(frozen=True)
+class SomeClients:
+  """A source of some of the clients of another.
+
+  Attributes:
+    source: The other source.
+    client_ids: The clients.
+  """
+
+  source: ClientSource
+  client_ids: tuple[str, ...]
+
+  @property
+  def example_spec(self) -> examples.ExampleSpec:
+    """Spec of one example."""
+    return self.source.example_spec
+
+  def cohort(self, client_ids: Sequence[str], seeds: np.ndarray) -> Cohort:
+    """Return the values of some clients: see `ClientSource.cohort`."""
+    return self.source.cohort(client_ids, seeds)
+
+  def fingerprint(self, sample: int | None = None) -> str:
+    """Return the fingerprint of all clients of the other source."""
+    return self.source.fingerprint(sample)
 
 
 def check(clients: Any, example_spec: examples.ExampleSpec) -> None:

@@ -6,6 +6,7 @@ __all__ = [
   'calibration',
   'callbacks',
   'checkpoints',
+  'client_selection',
   'client_store',
   'evaluation_sets',
   'files',

@@ -15,6 +15,7 @@ from tff_partial.arguments import checked_numbers
 from tff_partial.data import cohorts
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
+from tff_partial.training import client_selection
 from tff_partial.training import evaluation_sets
 from tff_partial.training import results
 from tff_partial.training import resuming
@@ -50,6 +51,7 @@ def train(
   seed: int = 0,
   oversample: float = 1.0,
   dropout_rate: float = 0.0,
+  select_clients: client_selection.SelectClients | None = None,
   validation: EvaluationSet | None = None,
   evaluate_every: int = 50,
   checkpoint_every: int | None = None,
@@ -75,6 +77,7 @@ def train(
     seed: Seed of all random draws except the initial weights.
     oversample: Factor by which more clients are asked.
     dropout_rate: Probability that a client that was asked does not answer.
+    select_clients: Selects among the clients that answer; by default the first.
     validation: Measured every `evaluate_every` rounds; selects the best round.
     evaluate_every: Rounds between evaluations.
     checkpoint_every: Rounds between checkpoints, by default `evaluate_every`.
@@ -99,6 +102,7 @@ def train(
     seed=seed,
     oversample=oversample,
     dropout_rate=dropout_rate,
+    select_clients=select_clients,
     validation=validation,
     evaluate_every=evaluate_every,
     checkpoint_every=checkpoint_every,
@@ -122,6 +126,7 @@ def check(
   seed: int = 0,
   oversample: float = 1.0,
   dropout_rate: float = 0.0,
+  select_clients: client_selection.SelectClients | None = None,
   validation: EvaluationSet | None = None,
   evaluate_every: int = 50,
   checkpoint_every: int | None = None,
@@ -157,6 +162,11 @@ def check(
   cohorts.check(clients, process.example_spec)
   ids = clients.client_ids
   ledger = run_privacy.ledger_of(process, privacy, rounds)
+  if ledger is not None and select_clients is not None:
+    raise ProgramError(
+      'select_clients: the accounting of a private run counts on clients that '
+      'are drawn at random. Leave it out.'
+    )
   if validation is not None:
     _check_validation(validation, process, select)
   return training_loop.TrainingLoop(
@@ -180,6 +190,7 @@ def check(
     stop=stop or StoppingRule(),
     callbacks=callbacks,
     diagnostics=diagnostics,
+    select_clients=select_clients,
   )
 
 

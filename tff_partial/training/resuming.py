@@ -80,6 +80,7 @@ def _begin(
       loop.sampler,
       loop.evaluate_every,
       loop.select,
+      loop.select_clients,
       run.privacy,
     )
     found = loop.saved.latest(run.kinds)

@@ -7,6 +7,7 @@ from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
+from tff_partial.training import client_selection
 from tff_partial.training import evaluation_sets
 from tff_partial.training import fingerprints
 from tff_partial.training import sampling
@@ -31,6 +32,7 @@ def describe(
   sampler: sampling.CohortSampler,
   evaluate_every: int,
   select: selection.Selection,
+  select_clients: client_selection.SelectClients | None,
   privacy: privacy_plans.PrivacyLedger | None,
 ) -> dict[str, str]:
   """Describe the settings that must match for a run to resume.
@@ -45,6 +47,8 @@ def describe(
     sampler: Draws the cohorts.
     evaluate_every: Rounds between evaluations.
     select: Criterion of the best round.
+    select_clients: Selects among the clients of a draw, or None. Of a function
+      only the name is compared.
     privacy: Ledger of the run's cost, or None.
   """
   sample = _CLIENTS_COMPARED if privacy is None else None
@@ -59,6 +63,11 @@ def describe(
     'process': of_process(process),
     **_described(clients, sample),
   }
+  if select_clients is not None:
+    named = select_clients, type(select_clients)
+    settings['select_clients'] = next(
+      each.__qualname__ for each in named if hasattr(each, '__qualname__')
+    )
   if privacy is not None:
     # A process with reproducible noise needs a simulation's ledger.
     kind = 'a' if privacy.simulation else 'no'

@@ -103,29 +103,39 @@ class CohortSampler:
     Args:
       round_number: The number of the round.
     """
+    drawn = self.drawn(round_number)
+    return drawn if self.poisson else drawn[: self.clients_per_round]
+
+  def drawn(self, round_number: int) -> list[str]:
+    """Return the ids of all clients that a round asks and that answer.
+
+    Args:
+      round_number: The number of the round.
+    """
     population, size = len(self.client_ids), self.num_asked
     if self.rounds_per_tree:
       tree, number = divmod(round_number - 1, self.rounds_per_tree)
-      order = self._generator('tree', tree).permutation(population)
-      return self._joined(order[number * size :][:size], round_number)
-    generator = self._generator('cohort', round_number)
+      order = self.generator('tree', tree).permutation(population)
+      return self._answering(order[number * size :][:size], round_number)
+    generator = self.generator('cohort', round_number)
     if self.poisson:
       # The number of independent draws that succeed; given that number, all
       # sets of clients are equally likely.
       size = generator.binomial(population, size / population)
     places = generator.choice(population, size, replace=False, shuffle=True)
-    return self._joined(places, round_number)
+    return self._answering(places, round_number)
 
-  def _generator(self, purpose: str, number: int) -> np.random.Generator:
+  def generator(self, purpose: str, number: int) -> np.random.Generator:
+    """Return a generator that follows from the seed, a purpose and a number."""
     seed = random_bits.derive(self.seed, purpose, number)
     return np.random.Generator(np.random.PCG64(seed.view(np.uint32)))
 
-  def _joined(self, places: np.ndarray, round_number: int) -> list[str]:
-    """Return those of the asked clients that are aggregated."""
+  def _answering(self, places: np.ndarray, round_number: int) -> list[str]:
+    """Return those of the asked clients that answer."""
     asked = [self.client_ids[place] for place in places.tolist()]
     if self.dropout_rate:
       asked = [c for c in asked if self._answers(c, round_number)]
-    return asked if self.poisson else asked[: self.clients_per_round]
+    return asked
 
   def _answers(self, client_id: str, round_number: int) -> bool:
     """Return True if a client answers in a round, whatever the others do."""

@@ -19,6 +19,7 @@ from tff_partial.dp import privacy as privacy_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
+from tff_partial.training import client_selection
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import results
@@ -52,6 +53,7 @@ class TrainingLoop:
     stop: Rule by which a run counts as diverged.
     callbacks: Called after each round.
     diagnostics: True if a private run also records exact values.
+    select_clients: Selects among the clients of a draw; None to take all.
     saved: The checkpoints; None if nothing is written.
     table: The table of rows; None if nothing is written.
     bar: The progress bar.
@@ -74,6 +76,7 @@ class TrainingLoop:
   stop: selection.StoppingRule
   callbacks: Sequence[callbacks_lib.Callback]
   diagnostics: bool
+  select_clients: client_selection.SelectClients | None = None
   saved: checkpoints.Checkpoints | None = None
   table: metrics_log.Records | None = None
   bar: metrics_log.Bar | None = None
@@ -122,7 +125,7 @@ class TrainingLoop:
       self._say(_FIRST)
     begun = time.perf_counter()
     number = run.round + 1
-    asked = self.sampler.cohort(number)
+    asked = self._asked(number)
     cohort = self.clients.cohort(asked, self.sampler.seeds(number, asked))
     nested = run.next(cohort)
     metrics = metrics_log.flatten(nested)
@@ -151,6 +154,39 @@ class TrainingLoop:
       if name.startswith(_AGGREGATOR)
     }
     return row
+
+  def _asked(self, number: int) -> list[str]:
+    """Return the clients of a round."""
+    sampler = self.sampler
+    if self.select_clients is None:
+      return sampler.cohort(number)
+    drawn = sampler.drawn(number)
+    if not drawn:
+      return drawn
+    return client_selection.selected(
+      self.select_clients,
+      client_selection.Draw(
+        number,
+        drawn,
+        sampler.clients_per_round,
+        sampler.generator('selection', number),
+        self.history,
+        lambda measuring: self._measured(measuring, drawn),
+      ),
+    )
+
+  def _measured(
+    self, measuring: evaluation.Evaluation, client_ids: Sequence[str]
+  ) -> evaluation.ByClient:
+    """Measure the current weights at some of the clients."""
+    some = cohorts.SomeClients(self.clients, tuple(client_ids))
+    measured = evaluation_sets.EvaluationSet(measuring, some)
+    measured.check(None)
+    found: list[evaluation.ByClient] = []
+    evaluation_sets.measure(
+      measured, self.run.weights, self.seed, on_clients=found.append
+    )
+    return found[0]
 
   def _note_without_query(self, number: int, asked: int, measured: int) -> None:
     """Warn once of clients without query examples; refuse if all lack them.
