@@ -70,7 +70,7 @@ def build_per_fed_avg(
 
   def adapted_loss(client: ClientContext) -> tf.Tensor:
     batch, w = batch_of(client), client.weights[GLOBAL]
-    is_even = tf.range(tf.size(batch.is_real)) % 2 == 0
+    is_even = tf.equal(tf.range(tf.size(batch.is_real)) % 2, 0)
     is_single = tf.reduce_sum(tf.cast(batch.is_real, tf.int32)) < 2
     first = batch.is_real & (is_even | is_single)
     second = batch.is_real & (~is_even | is_single)

@@ -40,7 +40,7 @@ _FED_ALS_PRIVATE = building.Algorithm(
   reconstructing.fed_als_private,
   reconstructing.fed_als_eval,
   user=tasks_lib.PUBLIC_POSTERIOR,
-  personal=_PERSONAL,
+  personal=reconstructing.solving,
   always_personalises=True,
   ignores=(*building.JOINING, *building.TRAINING),
 )
@@ -68,7 +68,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reconstructing.fed_als,
     reconstructing.fed_als_eval,
     user=tasks_lib.POSTERIOR,
-    personal=_PERSONAL,
+    personal=reconstructing.solving,
     always_personalises=True,
     counts_clients=True,
     why_not_private='its sums over clients get no noise. Use fed_als_private, '

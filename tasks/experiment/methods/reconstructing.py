@@ -11,6 +11,8 @@ import tff_partial
 
 if TYPE_CHECKING:
   from tasks.experiment.methods.building import Build
+  from tasks.experiment.options.training import LocalTraining
+  from tff_partial import phases
   from tff_partial import processes
   from tff_partial.evaluation import Evaluation
   from tff_partial.model import models
@@ -100,6 +102,11 @@ def fed_als_eval(
   return tff_partial.algorithms.build_fed_als_eval(
     model, split=measuring.get('split') or run.local.build_split()
   )
+
+
+def solving(_: LocalTraining) -> phases.Phase:
+  """Return a phase that reads no flags; `fed_als_eval` has its own."""
+  return tff_partial.Phase()
 
 
 def fed_ials(
