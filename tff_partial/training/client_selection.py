@@ -35,8 +35,7 @@ class Draw:
     generator: For draws of the selection; follows from the seed and the round.
     history: The rounds so far, as in `TrainingResult.history`.
     measure: From an evaluation to its metrics at the drawn clients with the
-      weights that the round begins from: metric name to client id to value.
-      Clients without examples to measure are left out.
+      round's first weights: metric name to client id to value, if there is one.
   """
 
   round: int
@@ -69,9 +68,8 @@ class HighestLoss:
   def __call__(self, draw: Draw) -> Sequence[str]:
     """Return the clients of highest loss; those without one come last."""
     losses = draw.measure(self.evaluation)[self.metric]
-    return sorted(draw.client_ids, key=lambda c: -losses.get(c, -np.inf))[
-      : draw.clients_per_round
-    ]
+    ranked = sorted(draw.client_ids, key=lambda c: -losses.get(c, -np.inf))
+    return ranked[: draw.clients_per_round]
 
 
 def selected(select: SelectClients, draw: Draw) -> list[str]:
