@@ -143,6 +143,7 @@ def _error(model: tff_partial.PartialModel, aggregator: Any) -> float:
   return float(np.abs(found - slopes).max())
 
 
+@pytest.mark.slow
 def test_a_fifth_of_the_clients_that_pull_backwards_moves_only_the_mean(
   join, model
 ):

@@ -134,6 +134,7 @@ def test_softmax_head_is_that_of_scikit_learn() -> None:
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['mse', 'logistic'])
 def test_conjugate_gradients_find_the_same(kind: str) -> None:
   y = _DRAW.integers(0, 2, [12, 1]).astype(np.float32)

@@ -75,6 +75,7 @@ def _released(state: Any) -> tuple[np.ndarray, np.ndarray]:
 # ---- rounds, by hand ---------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rounds_are_those_of_numpy() -> None:
   """A count, and then a sum of bounded residuals and a Newton step by it."""
   process = _process(clip=3.0)
@@ -204,6 +205,7 @@ def _sums(before: Any, after: Any, clip: float) -> np.ndarray:
   return np.asarray(found) * 4 / clip
 
 
+@pytest.mark.slow
 def test_the_noise_is_what_is_accounted_for() -> None:
   """In a count and in sums of residuals, beside the same without noise."""
   noise = 3.0
@@ -236,6 +238,7 @@ def _with(state: Any, aggregator: Any) -> Any:
   )
 
 
+@pytest.mark.slow
 def test_other_noise_than_the_plans_is_refused() -> None:
   plan = privacy_plans.plan(
     clipping.FixedClip(1.0),

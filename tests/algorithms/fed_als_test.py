@@ -241,6 +241,7 @@ def _of_age(clients: Any) -> Any:
   }
 
 
+@pytest.mark.slow
 def test_priors_follow_attributes_as_in_ridge_regression() -> None:
   """The coefficients are NumPy's; an item without ratings is as expected."""
   genres = np.random.default_rng(0).normal(size=[_ITEMS, 2])

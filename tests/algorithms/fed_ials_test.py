@@ -65,6 +65,7 @@ def test_a_round_is_that_of_numpy() -> None:
   np.testing.assert_allclose(after['scores/gram'], items.T @ items, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_user_ranks_what_others_like_with_its_items() -> None:
   """Two kinds of users like two halves of the items; one item is held out."""
   draw = np.random.default_rng(1)
