@@ -116,7 +116,7 @@ def build_scaffold(
     work=work,
     client_state=client_state.persist_slopes(renewed),
     statistics=[controls],
-    server_state=client_state.zero_slopes,
+    server_state=client_state.zeros_of_global,
     aggregation=dataclasses.replace(
       aggregation,
       client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,

@@ -106,7 +106,7 @@ def remember_group(client_state: ClientState) -> ClientState:
 def _first_personal(model: models.PartialModel, seed: tf.Tensor) -> Any:
   kept = collections.OrderedDict(initialized=tf.constant(False))
   kept.update(_local(model, seed))
-  kept[tiers.PERSONAL] = zero_slopes(model)
+  kept[tiers.PERSONAL] = zeros_of_global(model)
   return kept
 
 
@@ -151,7 +151,7 @@ def _keep_trained(client: ClientContext) -> Any:
 persist_trained = persist_personal._replace(keep=_keep_trained)
 
 
-def zero_slopes(model: models.PartialModel) -> tiers.NamedTensors:
+def zeros_of_global(model: models.PartialModel) -> tiers.NamedTensors:
   """Return zeros for each GLOBAL variable, by name."""
   return collections.OrderedDict(
     (name, tf.zeros(spec.shape, spec.dtype))
@@ -171,7 +171,7 @@ def persist_slopes(
     renewed: (the client's context after its work) -> the new numbers, by name.
   """
   return ClientState(
-    first=lambda model, seed: zero_slopes(model),
+    first=lambda model, seed: zeros_of_global(model),
     recall=lambda model, remembered, received, seed: collections.OrderedDict(),
     keep=renewed,
   )

@@ -102,9 +102,7 @@ def build_fed_rap(
             training,
             train=train,
             optimizer=sgd(1.0),
-            rate_factor=lambda done: tf.tanh(
-              tf.cast(done, tf.float32) / _ROUNDS
-            ),
+            rate_factor=_growth,
             terms=(regularizers,),
             use_model_loss=False,
             steps_per_batch=1,

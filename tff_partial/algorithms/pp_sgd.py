@@ -28,7 +28,7 @@ from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import PERSONAL
 
 _CLIENT_STATE = client_state.ClientState(
-  first=lambda model, seed: client_state.zero_slopes(model),
+  first=lambda model, seed: client_state.zeros_of_global(model),
   recall=lambda model, remembered, received, seed: collections.OrderedDict(
     {PERSONAL: remembered}
   ),

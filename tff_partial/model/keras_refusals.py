@@ -159,8 +159,8 @@ def refuse_layer(layer: tf.keras.layers.Layer) -> None:
   if layer.variable_dtype in _HALF:
     raise ModelError(
       f'Layer {layer.name!r} has weights of {layer.variable_dtype}, in which '
-      'small steps are lost by rounding. Use the dtype '
-      'policy mixed_bfloat16, whose weights are of float32.'
+      'small steps are lost by rounding. Use the dtype policy mixed_bfloat16, '
+      'whose weights are of float32.'
     )
   if layer.compute_dtype == 'float16':
     raise ModelError(

@@ -6,6 +6,7 @@ variables are answered with the function's arguments.
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import importlib
 from typing import Any
 
@@ -101,6 +102,7 @@ class _CastTensor(_TensorLike):
     return super().__getattr__(name)
 
 
+@functools.cache
 def _autocasting() -> Any:
   """Return Keras's module of variables that cast themselves."""
   package = tf.keras.layers.Layer.__module__.rsplit('.engine', 1)[0]

@@ -64,9 +64,8 @@ def describe(
     **_described(clients, sample),
   }
   if select_clients is not None:
-    named = select_clients, type(select_clients)
-    settings['select_clients'] = next(
-      each.__qualname__ for each in named if hasattr(each, '__qualname__')
+    settings['select_clients'] = getattr(
+      select_clients, '__qualname__', type(select_clients).__qualname__
     )
   if privacy is not None:
     # A process with reproducible noise needs a simulation's ledger.
