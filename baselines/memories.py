@@ -129,8 +129,6 @@ def memory_evaluation(
       and one class for each of its predictions.
   """
   _check_shapes(model, keys, logits, targets)
-  split = split or splits.halves()
-  support, _ = split
 
   def remember(client: ClientContext) -> Memory:
     classes, counts = targets(client.examples['y'])
@@ -155,13 +153,13 @@ def memory_evaluation(
     return mixed if logits is None else {**outputs, logits: mixed}
 
   before = [
-    dataclasses.replace(phase, train=(tier,), on=support, measured=False)
+    dataclasses.replace(phase, train=(tier,), measured=False)
     for phase, tier in ((personalise, tiers.LOCAL), (tune, tiers.GLOBAL))
     if phase is not None
   ]
   return evaluation.build_query_evaluation(
     model,
-    before=[*before, Compute(_MEMORY, remember, on=support)],
+    before=[*before, Compute(_MEMORY, remember)],
     predict_fn=answer,
     split=split,
     measure_batch_size=measure_batch_size,

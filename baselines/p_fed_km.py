@@ -193,12 +193,10 @@ def build_p_fed_km_eval(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  split = split or splits.halves()
-  support, _ = split
-  compute, choose = _clusters(parts, gradients, 0.0).before
+  clusters = _clusters(parts, gradients, 0.0)
   return evaluation.build_query_evaluation(
     model,
     client_state=_CLIENT_STATE[gradients],
-    before=[compute._replace(on=support), choose],
+    before=clusters.before,
     split=split,
   )

@@ -260,8 +260,7 @@ def build_query_evaluation(
     predict_fn: Computes predictions that replace the model's.
     server_state: Makes the server's state besides weights, as for `compose`, if
       clients read it.
-    before: Work before that, such as solves and choices, on the examples that
-      each part names.
+    before: Work before that on the support set, such as solves and choices.
     personalise: How clients personalise; not at all by default.
     split: Support and query set. By default the two halves if clients
       personalise or work before, and otherwise everything for both.
@@ -282,7 +281,7 @@ def build_query_evaluation(
     measured=True,
     predict_fn=predict_fn,
   )
-  work = [*before, measure]
+  work = [phases.placed(part, support) for part in before]
   if personalise:
     adapt = dataclasses.replace(
       personalise,
@@ -292,9 +291,12 @@ def build_query_evaluation(
       terms=(*personalise.terms, *terms),
       measured=False,
     )
-    work = [*before, adapt, measure]
+    work.append(adapt)
   return build_evaluation(
-    model, client_state=client_state, work=work, server_state=server_state
+    model,
+    client_state=client_state,
+    work=[*work, measure],
+    server_state=server_state,
   )
 
 

@@ -378,6 +378,15 @@ def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:
   return part.phases if isinstance(part, Interleaved) else (part,)
 
 
+def placed(part: Any, on: splits.Part) -> Any:
+  """Return a part of a client's work on other examples."""
+  if isinstance(part, Interleaved):
+    return Interleaved(tuple(placed(phase, on) for phase in part.phases))
+  if isinstance(part, Phase):
+    return dataclasses.replace(part, on=on)
+  return part._replace(on=on)
+
+
 def all_phases(work: Work) -> list[Phase]:
   """Return all phases of a client's work."""
   return [

@@ -135,12 +135,10 @@ def build_fed_als_eval(
     >>> evaluation = algorithms.build_fed_als_eval(model)
   """
   posteriors.check_model(model)
-  split = split or splits.halves()
-  support, _ = split
   return evaluation.build_query_evaluation(
     model,
     client_state=client_state.persist_local,
-    before=posteriors.posterior_phases(support),
+    before=posteriors.posterior_phases(),
     split=split,
   )
 

@@ -58,12 +58,11 @@ def build_fed_bn_eval(
   Raises:
     PhaseError: If the arguments do not fit together.
   """
-  support, _ = split or splits.halves()
   return evaluation.build_query_evaluation(
     model,
     client_state=persist_local,
     train=(LOCAL,),
-    before=[OverwriteWeights(_estimated, on=support)] if estimate else (),
+    before=[OverwriteWeights(_estimated)] if estimate else (),
     personalise=personalise,
     split=split,
   )

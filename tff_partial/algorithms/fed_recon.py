@@ -173,13 +173,11 @@ def build_fed_recon_fine_tuning_eval(
   Raises:
     PhaseError: If a phase names no variable that it could train.
   """
-  split = split or splits.halves()
-  support, _ = split
   return evaluation.build_query_evaluation(
     model,
     client_state=stateless,
     before=[
-      dataclasses.replace(phase, train=(tier,), on=support, measured=False)
+      dataclasses.replace(phase, train=(tier,), measured=False)
       for phase, tier in ((reconstruct, LOCAL), (tune, GLOBAL))
     ],
     split=split,

@@ -1,38 +1,22 @@
 """Training and measuring clients that are assigned to a sub-population."""
 
-import dataclasses
-
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial.assignments import Assignment
 from tff_partial.data import splits
 from tff_partial.model import models
-from tff_partial.phases import Phase
 
 
-def work(
-  assignment: Assignment, training: phases.Work, on: splits.Part | None = None
-) -> phases.Work:
+def work(assignment: Assignment, training: phases.Work) -> phases.Work:
   """Return the work of a client that is assigned a sub-population, then trains.
 
   Args:
     assignment: How clients are assigned.
     training: The work after the assignment.
-    on: The examples of the assignment's phases and choice, if not their own.
   """
-
-  def placed(phases: tuple[Phase, ...]) -> list[Phase]:
-    return [dataclasses.replace(p, on=on or p.on) for p in phases]
-
-  assign = assignment.assign
-  chosen = [assign._replace(on=on or assign.on)] if assign else []
-  return [
-    *placed(assignment.before),
-    *chosen,
-    *training,
-    *placed(assignment.after),
-  ]
+  chosen = [assignment.assign] if assignment.assign else []
+  return [*assignment.before, *chosen, *training, *assignment.after]
 
 
 def build_evaluation(
@@ -50,11 +34,9 @@ def build_evaluation(
     assignment: How clients are assigned their sub-population.
     split: Support and query set; the two halves by default.
   """
-  split = split or splits.halves()
-  support, _ = split
   return evaluation.build_query_evaluation(
     model,
     client_state=client_state,
-    before=work(assignment._replace(after=()), [], support),
+    before=work(assignment._replace(after=()), []),
     split=split,
   )

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
-from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -268,26 +267,21 @@ def half_width(variance: Any, level: float) -> Any:
   return stats.norm.ppf((1 + level) / 2) * variance**0.5
 
 
-def posterior_phases(on: splits.Part = splits.everything()) -> list[Phase]:
+def posterior_phases() -> list[Phase]:
   """Return the phases in which a client solves for its posterior.
 
   The first solves for its bias and vector, the second for its factor on
   variances, from how far its ratings are from those that it then predicts.
-
-  Args:
-    on: The ratings that it knows.
   """
   return [
     Phase(
       train=(LOCAL,),
-      on=on,
       optimizer=Exact(prior=_prior, covariance=SPREAD),
       variable_filter=USER,
       terms=(_item_uncertainty,),
     ),
     Phase(
       train=(LOCAL,),
-      on=on,
       optimizer=Exact(prior=lambda _: Prior({SCALE: 1.0}, _SCALE_PRIOR)),
       variable_filter=SCALE,
       terms=(_distance_to_surprise,),
