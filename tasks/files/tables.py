@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import io
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,8 @@ class TextTable:
     """
     used = self.texts[column]
     texts = pd.Series(used.cat.categories, dtype=object)
-    parsed = parse(texts[texts.str.fullmatch(pattern).astype(bool)])
+    match = re.compile(pattern).fullmatch
+    parsed = parse(texts[[bool(match(text)) for text in texts]])
     parsed = parsed[parsed.notna()]
     places = np.full(len(texts), -1)
     places[parsed.index] = np.arange(len(parsed))
@@ -167,8 +169,8 @@ def read(
 def _categories(column: pd.Series) -> pd.Series:
   codes: Any
   codes, texts = pd.factorize(column)
-  # Texts may be the same without spaces.
-  numbers, stripped = pd.factorize(texts.str.strip())
-  if len(stripped) < len(texts):
+  stripped = pd.Index([text.strip() for text in texts], dtype=object)
+  if not stripped.is_unique:
+    numbers, stripped = pd.factorize(stripped)
     codes = numbers[codes]
   return pd.Series(pd.Categorical.from_codes(codes, stripped), column.index)
