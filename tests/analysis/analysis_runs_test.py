@@ -136,9 +136,9 @@ def test_a_row_is_a_mean_over_seeds(sweep):
   assert table.settings == ('rate',)
   assert table.metrics == ('rmse',)
   frame = table.frame
-  # 0.8 and 1.0 lie 0.1 around their mean.
+  # 0.8 and 1.0 lie 0.1 around their mean: the root of (0.01 + 0.01) / (2 - 1).
   assert frame['rmse'][0] == pytest.approx(0.9)
-  assert frame['rmse_std'][0] == pytest.approx(0.1)
+  assert frame['rmse_std'][0] == pytest.approx(0.02**0.5)
   assert frame['rmse'][1] == pytest.approx(0.7)
   assert math.isnan(frame['rmse'][2])
   assert list(frame['seeds']) == [2, 1, 0]
@@ -150,7 +150,7 @@ def test_markdown_marks_what_was_lost(sweep):
   lines = tables.gather(_settings(sweep)).to_markdown().splitlines()
   assert lines[0] == '| rate | seeds | rmse |'
   assert lines[2:5] == [
-    '| 1 | 2 | 0.9000 ± 0.1000 |',
+    '| 1 | 2 | 0.9000 ± 0.1414 |',
     '| 2 | 1, 1 diverged, 1 unfinished | 0.7000 |',
     '| 3 | 0, 1 diverged | - |',
   ]
@@ -228,7 +228,7 @@ def test_the_band_is_one_deviation_over_common_rounds():
   ]
   mean, deviation = curves.mean_and_deviation(traces)
   assert mean.to_dict() == {1: 2.0, 2: 2.0}
-  assert deviation.to_dict() == {1: 1.0, 2: 0.0}
+  assert deviation.to_dict() == {1: pytest.approx(2**0.5), 2: 0.0}
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):

@@ -213,7 +213,7 @@ class Comparison:
     figures.tidy(axes)
     for place, method in enumerate(dict.fromkeys(self.runs['method'])):
       own = known[known['method'] == method].groupby('round')[column]
-      mean, deviation = own.mean(), own.std(ddof=0)
+      mean, deviation = own.mean(), own.std()
       look = figures.style(place)
       axes.plot(mean.index, mean, label=method, linewidth=1.5, **look)
       axes.fill_between(

@@ -152,11 +152,11 @@ def mean_and_deviation(
     traces: One trace per seed; at least one.
 
   Returns:
-    The mean and the standard deviation (of the population, as `numpy.std`), by
+    The mean and the standard deviation (of a sample; 0 for a single trace), by
     round.
   """
   joined = pd.concat([trace.values for trace in traces], axis=1, join='inner')
-  return joined.mean(axis=1), joined.std(axis=1, ddof=0)
+  return joined.mean(axis=1), joined.std(axis=1).fillna(0.0)
 
 
 def draw(

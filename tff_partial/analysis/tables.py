@@ -38,7 +38,7 @@ class ResultTable:
   Attributes:
     settings: Names of the columns that distinguish rows.
     metrics: Names of the columns of means; each has a standard deviation of the
-      same name with the suffix `_std` (of the population, as `numpy.std`).
+      same name with the suffix `_std` (of a sample; none of a single run).
     frame: These columns and the numbers of runs: `seeds` in the means,
       `diverged` and `unfinished` in none.
     lost: The runs that are in no mean.
@@ -124,8 +124,9 @@ def gather(
   for setting in settings:
     done = [measured[id(run)] for run in setting.ended(run_folders.DONE)]
     values = pd.DataFrame(done, columns=list(metrics), dtype=float)
-    # Equal infinities, such as epsilon without noise, have no deviation.
-    deviations = values.std(ddof=0).where(values.nunique() != 1, 0.0)
+    deviations = values.std()
+    if len(values) > 1:  # Also infinities, such as epsilon without noise.
+      deviations = deviations.where(values.nunique() != 1, 0.0)
     row = {
       **setting.values,
       'seeds': len(done),
