@@ -1,0 +1,83 @@
+"""Tables of results: pages show what their data say, and runs make rows."""
+
+import importlib.util
+import pathlib
+
+import pandas as pd
+import pytest
+
+from tests.analysis import analysis_runs_test
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SPEC = importlib.util.spec_from_file_location(
+  'results_tables', ROOT / 'docs/results_tables.py'
+)
+results_tables = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(results_tables)
+
+
+@pytest.fixture(name='pages')
+def fixture_pages(tmp_path):
+  """A page with one table."""
+  (tmp_path / 'tables').mkdir()
+  (tmp_path / 'tables/mine.csv').write_text(
+    'row,rounds,RMSE ↓ paper,RMSE ↓,RMSE ↓ ±,"ACC, % ↑"\n'
+    'one,1600,0.9,0.81,0.01,44.0\ntwo,20,,0.79,,\nthree,,0.7,,,45.0\n'
+  )
+  (tmp_path / 'page.md').write_text(
+    'Text.\n\n<!-- table: mine -->\n\n| old |\n'
+  )
+  return tmp_path
+
+
+def test_pages_are_what_their_data_say():
+  for path in sorted(results_tables.PAGES.glob('*.md')):
+    text = path.read_text('utf-8')
+    for _, name, table in results_tables._PLACE.findall(text):
+      expected = results_tables.markdown(results_tables.read(name))
+      assert table == expected, (
+        f'{path.name}: {name} is not its data: `python docs/results_tables.py`'
+      )
+
+
+def test_every_table_of_data_is_on_a_page():
+  text = ''.join(
+    p.read_text('utf-8') for p in results_tables.PAGES.glob('*.md')
+  )
+  for path in (results_tables.PAGES / 'tables').glob('*.csv'):
+    assert f'<!-- table: {path.stem} -->\n\n|' in text, path.name
+
+
+def test_a_table_names_the_best(pages):
+  assert results_tables.write(pages) == ['page.md']
+  assert results_tables.write(pages) == []
+  assert (pages / 'page.md').read_text().splitlines()[4:] == [
+    '| | rounds | RMSE ↓ | ACC, % ↑ |',
+    '|---|---|---|---|',
+    '| one | 1,600 | 0.9 / 0.81 ± 0.01 | 44.0 |',
+    '| **two** | 20 | **0.79** | |',
+    '| three | | 0.7 / – | **45.0** |',
+  ]
+
+
+def test_runs_make_a_row(tmp_path, pages):
+  runs = tmp_path / 'runs'
+  for seed, rmse in enumerate((0.8, 1.0)):
+    analysis_runs_test._write(runs, f'seed{seed}', seed=seed, rmse=rmse)
+  results_tables.add('mine', 'four', runs, ['RMSE ↓=rmse'], pages=pages)
+  results_tables.add('mine', 'two', runs, ['ACC, % ↑=rmse'], pages=pages)
+  frame = pd.read_csv(pages / 'tables/mine.csv', index_col='row')
+  assert frame.loc['four', ['RMSE ↓', 'RMSE ↓ ±']].tolist() == [0.9, 0.141]
+  assert frame.loc['two', ['ACC, % ↑', 'ACC, % ↑ ±']].tolist() == [90.0, 14.1]
+  assert frame.loc['one', 'RMSE ↓'] == 0.81
+
+
+def test_runs_that_differ_make_no_row(tmp_path, pages):
+  for rate in (1, 2):
+    analysis_runs_test._write(tmp_path / 'runs', f'rate{rate}', rate=rate)
+  with pytest.raises(
+    ValueError, match='differ in their seed.*found 2 settings'
+  ):
+    results_tables.add(
+      'mine', 'four', tmp_path / 'runs', ['RMSE ↓=rmse'], pages=pages
+    )
