@@ -15,9 +15,11 @@ from tasks.experiment.methods import building
 from tasks.experiment.options import privacy as privacy_lib
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.loop import Loop
+from tasks.experiment.options.optimizers import EXACT
 from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
+from tasks.experiment.options.training import OF_STEPS
 from tasks.movielens.options import MovieLensOptions
 from tasks.movielens.options import RankingOptions
 from tasks.next_word.options import NextWordOptions
@@ -244,7 +246,8 @@ class Config(Options):
 
     Args:
       values: New values by flag name. Another `task` comes with its own
-        defaults; another `algorithm` resets the flags that it does not read.
+        defaults; another `algorithm` resets the flags that it does not read,
+        and an exact reconstruction those of steps.
 
     Raises:
       OptionError: If there is no such flag, or the value is impossible.
@@ -253,6 +256,9 @@ class Config(Options):
     algorithm = others.get('algorithm', self.algorithm)
     if algorithm != self.algorithm and algorithm in algorithms.ALGORITHMS:
       for flag in algorithms.unread(algorithm):
+        others.setdefault(flag, _USUAL[flag])
+    if str(others.get('reconstruction_optimizer')).startswith(EXACT):
+      for flag in OF_STEPS:
         others.setdefault(flag, _USUAL[flag])
     name = others.pop(TASK, self.task.name)
     if name == self.task.name:

@@ -36,6 +36,7 @@ from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.solvers.exact import Exact
 
 K = 3
 # Columns of labels: what the user thinks, the type, the sub-population, and
@@ -210,6 +211,21 @@ def test_heads_are_averaged_over_all_clients(of_type):
   # Nobody is of sub-population 0. And the head that client two has was right.
   np.testing.assert_array_equal(both['head/kernel'][[0, 2]], [[[0.5]], [[0.5]]])
   assert [each['group'] for each in kept] == [1, 2]
+
+
+@pytest.mark.slow
+def test_an_embedding_is_solved_for_before_the_heads_are_trained():
+  optimizers = {tiers.LOCAL: Exact(ridge=1 / 16), tiers.GLOBAL: sgd(0.1)}
+  process = _process(
+    assignments.by_type(PARTS),
+    training=Phase(optimizer=optimizers, batch_size=None),
+  )
+  weights, (kept,) = _after(process, {'one': _client(1, 3.0)})
+  # f = (1 + e) / 2; (f / 2 - 3)^2 / 2 + (f / 2 - 1)^2 / 2 + e^2 / 16 has the
+  # slope (0.25 e - 2.75 + 0.25 e - 0.75) / 4 + e / 8: e = 3.5, and f = 2.25.
+  assert kept['held']['embedding/own'] == pytest.approx(3.5)
+  wrong = 0.5 * 2.25 - 3.0
+  assert weights['head/kernel'][1] == pytest.approx(0.5 - 0.1 * wrong * 2.25)
 
 
 # ---- section 3.3.2: prototypes -----------------------------------------------

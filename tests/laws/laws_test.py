@@ -274,6 +274,30 @@ ROWS = [
     personal=True,
     grouped=True,
   ),
+  Row(
+    'fed_embed, exact',
+    {
+      'parts': planted.HEADS,
+      'assignment': planted.OF_FIRST_ITEM,
+      'training': Phase(
+        optimizer={tiers.GLOBAL: sgd(0.03), tiers.LOCAL: Exact()},
+        batch_size=5,
+        epochs=5,
+        shuffle=True,
+      ),
+      'server_optimizer': optimizers.build_adam(0.1),
+    },
+    algorithms.build_fed_embed_eval,
+    {
+      'parts': planted.HEADS,
+      'assignment': planted.OF_FIRST_ITEM,
+      'split': splits.same(),
+    },
+    local=True,
+    personal=True,
+    grouped=True,
+    exact=False,
+  ),
   _partly_local(
     'fed_rep',
     algorithms.build_fed_rep_eval,

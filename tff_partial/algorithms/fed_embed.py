@@ -40,6 +40,7 @@ from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import assigned_training
+from tff_partial.templates import partial_training
 from tff_partial.templates import server_optimizers
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
@@ -64,7 +65,8 @@ def build_fed_embed(
     assignment: How clients are assigned their sub-population: one of
       `assignments.py`.
     training: How clients train: optimizer, batches, epochs. An optimizer of
-      GLOBAL is also that of the sub-populations' heads.
+      GLOBAL is also that of the sub-populations' heads. What an `Exact` of
+      LOCAL solves for comes before the rest.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
@@ -83,10 +85,10 @@ def build_fed_embed(
   )
   tiers = (GLOBAL, GROUP, LOCAL) if assignment.assign else (GLOBAL, LOCAL)
   apart = '|'.join(filter(None, [parts.global_head, parts.prototypes]))
-  heads = dataclasses.replace(
+  *solved, heads = partial_training.exact_first(
     training, train=tiers, variable_filter=f'(?!({apart})$).*', measured=True
   )
-  global_head = dataclasses.replace(
+  *_, global_head = partial_training.exact_first(
     training,
     train=(GLOBAL, LOCAL),
     variable_filter=f'{parts.global_head}|{parts.embedding}',
@@ -96,7 +98,7 @@ def build_fed_embed(
     model,
     client_state=remember_group(persist_local),
     work=assigned_training.work(
-      assignment, [Interleaved((heads, global_head))]
+      assignment, [*solved, Interleaved((heads, global_head))]
     ),
     statistics=[assignments.following(assignment.reassign)]
     if assignment.reassign

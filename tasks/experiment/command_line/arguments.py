@@ -1,6 +1,6 @@
 """Command lines as lists of arguments: recipes, flagfiles, other algorithms."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import os
 import pathlib
 from typing import Any
@@ -14,10 +14,12 @@ from tasks.experiment.command_line.flags import read
 from tasks.experiment.config import Config
 from tasks.experiment.methods import algorithms
 from tasks.experiment.options.loop import Output
+from tasks.experiment.options.optimizers import EXACT
+from tasks.experiment.options.training import OF_STEPS
 from tasks.options import SET
 from tff_partial_programs import recipes
 
-_ALGORITHM = '--algorithm='
+_ALGORITHM, _SOLVER = '--algorithm=', '--reconstruction_optimizer='
 
 
 def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
@@ -70,12 +72,17 @@ def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
   """
   if algorithm not in algorithms.ALGORITHMS:
     return list(arguments)  # The algorithm is refused later.
-  unread = algorithms.unread(algorithm)
+  return _without(arguments, algorithms.unread(algorithm))
+
+
+def _without(
+  arguments: Sequence[str], flag_names: Collection[str]
+) -> list[str]:
   kept = []
   for argument in arguments:
     name = argument.removeprefix(f'--{SET}=').removeprefix('--')
     name = name.partition('=')[0]
-    if not {name, name.removeprefix('no')} & unread:
+    if not {name, name.removeprefix('no')} & set(flag_names):
       kept.append(argument)
   return kept
 
@@ -84,7 +91,8 @@ def expand(arguments: Sequence[str]) -> list[str]:
   """Replace recipes and flagfiles by their flags.
 
   If a later flag overrides the algorithm of a recipe or of a folder's run, the
-  flags before it that the new algorithm does not read are dropped.
+  flags before it that the new algorithm does not read are dropped. So are flags
+  of steps before an exact solve that takes none.
 
   Args:
     arguments: The command line, without the program's name.
@@ -99,13 +107,19 @@ def expand(arguments: Sequence[str]) -> list[str]:
   except (flags.Error, OSError):
     return expanded  # absl reports the error when it parses the flags.
   _refuse_options(expanded)
-  places = [
-    place for place, a in enumerate(expanded) if a.startswith(_ALGORITHM)
-  ]
+  places = _places(expanded, _SOLVER)
+  if places and expanded[places[-1]].startswith(_SOLVER + EXACT):
+    before, after = expanded[: places[-1]], expanded[places[-1] :]
+    expanded = [*_without(before, OF_STEPS), *after]
+  places = _places(expanded, _ALGORITHM)
   if len({expanded[place] for place in places}) < 2:
     return expanded
   before, after = expanded[: places[-1]], expanded[places[-1] :]
   return [*without_unread(before, algorithm_of(after)), *after]
+
+
+def _places(arguments: Sequence[str], flag: str) -> list[int]:
+  return [n for n, given in enumerate(arguments) if given.startswith(flag)]
 
 
 def _refuse_options(arguments: Sequence[str]) -> None:

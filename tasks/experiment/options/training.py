@@ -24,6 +24,13 @@ if TYPE_CHECKING:
   from tff_partial import phases
   from tff_partial.data import splits
 
+# Settings of the steps of local weights, which an exact solve does not take.
+OF_STEPS = (
+  *('reconstruction_epochs', 'reconstruction_steps'),
+  *('evaluation_reconstruction_epochs', 'evaluation_reconstruction_steps'),
+  'evaluation_reconstruction_learning_rate',
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalTraining(Options):
@@ -119,22 +126,12 @@ class LocalTraining(Options):
         f'--support_share={self.support_share}: the share must lie between 0 '
         'and 1. For one set of all examples use --split=same.'
       )
-    for name in self._idle():
+    for name in OF_STEPS if self.reconstruction.kind == EXACT else ():
       if getattr(self, name) != getattr(type(self), name):
         raise OptionError(
           f'{self.argument(name)}={getattr(self, name)}: with '
           '--reconstruction_optimizer=exact no steps are taken. Leave it out.'
         )
-
-  def _idle(self) -> tuple[str, ...]:
-    """Return the settings of steps that an exact solve does not take."""
-    if self.reconstruction.kind != EXACT:
-      return ()
-    return (
-      *('reconstruction_epochs', 'reconstruction_steps'),
-      *('evaluation_reconstruction_epochs', 'evaluation_reconstruction_steps'),
-      'evaluation_reconstruction_learning_rate',
-    )
 
   def build_split(self) -> splits.Split:
     """Build the split of examples into support and query set."""

@@ -134,6 +134,14 @@ def test_another_algorithm_leaves_flags_of_the_recipes_one():
     from_recipe('emnist_apfl', algorithm='fed_avgg')
 
 
+def test_an_exact_solve_leaves_the_steps_of_the_recipe():
+  assert from_recipe('subreddit_furl').local.evaluation_reconstruction_epochs
+  flag = 'reconstruction_optimizer'
+  parsed = command_line.parse(['--recipe=subreddit_furl', f'--{flag}=exact'])
+  assert parsed == from_recipe('subreddit_furl', **{flag: 'exact'})
+  assert parsed.local.evaluation_reconstruction_epochs is None
+
+
 def _runs(*grid: str, passed_on: Iterator[str] = ()) -> dict[str, list[str]]:
   return sweep.planned([], grid, list(passed_on))
 
