@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_functions
+from tff_partial.templates import ranking
 
 layers = tf.keras.layers
 _SEED = np.array([1, 2], np.int32)
@@ -114,6 +115,28 @@ def test_a_random_layer_draws_from_the_seed_as_keras_would(layer):
   assert drawn.numpy().std() == pytest.approx(expected.std(), rel=0.1)
   zeros = (drawn.numpy() == 0).mean()
   assert zeros == pytest.approx((expected == 0).mean(), abs=0.05)
+
+
+def test_negative_items_are_drawn_again_for_each_seed():
+  def build():
+    item = tf.keras.Input([], dtype=tf.int32)
+    return tf.keras.Model(item, ranking.NegativeItems(50, 4)(item))
+
+  @tf.function(autograph=False)
+  def run(items, seed):
+    return keras_functions.rebuild(
+      build, (), {}, items, training=True, seed=seed
+    )[0]
+
+  items = np.arange(500, dtype=np.int32) % 50
+  drawn, other = (run(items, tf.constant(_SEED + i)).numpy() for i in (0, 1))
+  np.testing.assert_array_equal(drawn[:, 0], items)
+  np.testing.assert_array_equal(run(items, tf.constant(_SEED)), drawn)
+  assert (drawn[:, 1:] == other[:, 1:]).mean() == pytest.approx(0.02, abs=0.02)
+  # Of 2,000 draws each of 50 items has 40, give or take 6.
+  counts = np.bincount(drawn[:, 1:].ravel(), minlength=50)
+  assert len(counts) == 50
+  assert 12 < counts.min() <= counts.max() < 75
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ class _Catalogue(NamedTuple):
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class NegativeItems(tf.keras.layers.Layer):
+class NegativeItems(tf.keras.__internal__.layers.BaseRandomLayer):
   """Each item id with ids that are drawn uniformly from the catalogue.
 
   Maps integers `[batch]` to `[batch, 1 + number]`, the given item first. Items
@@ -215,8 +215,12 @@ class NegativeItems(tf.keras.layers.Layer):
 
   def call(self, items: tf.Tensor) -> tf.Tensor:
     """Return the items with the drawn ones."""
-    uniform = tf.keras.initializers.RandomUniform(0.0, float(self.num_items))
-    drawn = uniform([tf.shape(items)[0], self.number], tf.float32)
+    shape = [tf.shape(items)[0], self.number]
+    # The generator is replaced by one that draws from the seed of each step. An
+    # initializer made here would draw the same in all steps.
+    drawn = self._random_generator.random_uniform(
+      shape, 0.0, float(self.num_items)
+    )
     drawn = tf.minimum(tf.cast(drawn, items.dtype), self.num_items - 1)
     return tf.concat([items[:, None], drawn], 1)
 
