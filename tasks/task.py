@@ -46,7 +46,8 @@ HEADS, OWN_HEAD = 'heads', 'own_head'
 # PFedKM's forms: heads of clusters, and the centers of the gradients by which
 # users join them: those of the whole model, or of a linear head.
 CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
-# IFCA's form: copies of all weights at the server, one for each group of users.
+# The form of IFCA and FedEM: copies of all weights at the server, one for each
+# group of users.
 GROUPS = 'groups'
 # The form of FedProto and MOON: nowhere, and the model also outputs features.
 FEATURES = 'features'

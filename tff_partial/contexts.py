@@ -104,7 +104,8 @@ class ClientContext(NamedTuple):
   Attributes:
     model: The model.
     weights: Tier to named tensors, current values; for GROUP the copy that the
-      client chose, before that the first, and all copies while it chooses.
+      client chose, before that the first, and all copies while it chooses or if
+      it holds all.
     received: Tier to named tensors, at the start of the round.
     frozen: Weights that are never trained.
     examples: The client's examples, `[capacity, ...]`.

@@ -1,9 +1,9 @@
 """Groups: the choice of the copy of GROUP weights that a client uses.
 
 The server holds K copies, `[K, ...]`. At one point of its work a client chooses
-one of them, by its own data and what it has received. The choice and its reason
-are not sent; but an update that is not zero for only one copy reveals the
-choice to anyone who sees that update by itself.
+one of them, by its own data and what it has received, or holds all of them. The
+choice and its reason are not sent; but an update that is not zero for only one
+copy reveals the choice to anyone who sees that update by itself.
 """
 
 import collections
@@ -28,10 +28,52 @@ class Assign(NamedTuple):
   Attributes:
     choose: (the client's context) -> int32 scalar, from 0 to K - 1.
     on: The examples in the context; all of them by default.
+    holds_all: True if the client then holds, trains and sends the copies of all
+      groups, `[K, ...]`. Its phases have a `weights_fn` for what the model
+      reads, such as `one_of_all`.
   """
 
   choose: Callable[[ClientContext], tf.Tensor]
   on: splits.Part = splits.everything()
+  holds_all: bool = False
+
+
+# A client holds the copies of all groups, as in FedEM.
+ALL_COPIES = Assign(lambda client: tf.constant(0), holds_all=True)
+
+
+def one_of_all(group: int) -> tiers.WeightsFn:
+  """Let the model read the copy of one group, from those of all."""
+
+  def read(weights: tiers.Weights) -> tiers.Weights:
+    own = copy_of(weights[tiers.GROUP], tf.constant(group))
+    weights = tiers.server_and_local_weights(weights)
+    return collections.OrderedDict(weights, **{tiers.GROUP: own})
+
+  return read
+
+
+def predict_all(
+  client: ClientContext, weights: tiers.Weights, x: Any, training: bool = False
+) -> list[Any]:
+  """Compute predictions and layers' losses by the copy of each group.
+
+  Args:
+    client: The client's context.
+    weights: Its weights, for GROUP all copies.
+    x: A batch of inputs, `[batch, ...]`.
+    training: True if layers such as dropout behave as in training.
+  """
+  return [
+    client.model.predict(
+      one_of_all(group)(weights),
+      client.frozen,
+      x,
+      training=training,
+      seed=client.seed,
+    )
+    for group in range(client.model.num_groups)
+  ]
 
 
 def by_attribute(
@@ -84,22 +126,18 @@ def least_loss() -> Assign:
   """
 
   def choose(client: ClientContext) -> tf.Tensor:
-    def loss(group: int) -> tf.Tensor:
-      def read(weights: tiers.Weights) -> tiers.Weights:
-        own = copy_of(weights[tiers.GROUP], tf.constant(group))
-        weights = tiers.server_and_local_weights(weights)
-        return collections.OrderedDict(weights, **{tiers.GROUP: own})
-
-      return client.model.loss(
+    losses = [
+      client.model.loss(
         client.examples['y'],
-        client.predict(read),
+        predictions,
         client.examples['weight'],
         client.is_real,
       ).objective
-
-    number = client.model.num_groups
-    losses = tf.stack([loss(group) for group in range(number)])
-    return tf.argmin(losses, output_type=tf.int32)
+      for predictions, _ in predict_all(
+        client, client.weights, client.examples['x']
+      )
+    ]
+    return tf.argmin(tf.stack(losses), output_type=tf.int32)
 
   return Assign(choose)
 

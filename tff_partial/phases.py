@@ -102,7 +102,8 @@ class Phase:
       examples in the client's weight. Predictions are made before each step on
       a batch.
     predict_fn: Computes predictions that replace the model's, from these and
-      the rest of the client's context; for phases that train nothing.
+      the rest of the client's context; for phases that train nothing, or only
+      on terms.
     through: A phase with `Exact` that solves for LOCAL weights. Before each
       step they are solved for again, and the gradient passes through the
       solution: it includes how the solution moves with the weights that are
@@ -210,7 +211,7 @@ class Phase:
         "of the model's predictions is a function of what it knows, a "
         '`ClientContext`.'
       )
-    if self.train:
+    if self.train and self.use_model_loss:
       raise PhaseError(
         f'train={self.train}: a phase that trains learns from the predictions '
         'of the model, so that it has no `predict_fn`. Measure in a phase of '

@@ -37,7 +37,7 @@ class EmnistOptions(TaskOptions):
   max_examples: int | None = shared.max_examples(None)
   model: str = shared.model(LINEAR, choices=MODELS)
   num_groups: int = option(
-    5, 'Copies of the model with --algorithm=ifca.', at_least=2
+    5, 'Copies of the model, for ifca and fed_em.', at_least=2
   )
 
   def flag_prefix(self) -> str:

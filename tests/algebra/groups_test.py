@@ -21,14 +21,18 @@ from tff_partial import phases
 from tff_partial import runtimes
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
+from tff_partial.errors import SettingError
 from tff_partial.model import keras_variables
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
+from tff_partial.tiers import CLIENT_VALUES
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import PERSONAL
+from tff_partial.training import personal_models
+from tff_partial.training.errors import ProgramError
 
 # A client knows its group: the sign of its inputs.
 _BY_SIGN = groups.by_attribute(
@@ -215,6 +219,138 @@ def test_clients_join_by_their_support_set_only():
   assert found.metrics['loss'] == pytest.approx(18.0**2)
 
 
+def _likely(shares: Any, copies: Any, fields: planted.Fields) -> Any:
+  """By which copy each example was made."""
+  odds = shares * np.exp(-((copies * fields['x'] - fields['y']) ** 2))
+  return odds / odds.sum(1, keepdims=True)
+
+
+@pytest.mark.slow
+def test_fed_em_beside_numpy():
+  model = _model(
+    'w',
+    group='w',
+    initial_weights=[_build('w', value=value) for value in (-1.0, 1.0)],
+  )
+  training = Phase(optimizer=sgd(0.1), batch_size=2, epochs=2)
+  process = baselines.build_fed_em(model, are_logits=False, training=training)
+  clients = {
+    'ann': _client(1.0, 0.5, 0.2, slope=-1.0),
+    'bob': _client(1.0, 0.1, slope=2.0),
+    'cid': {
+      'x': np.array([[0.5], [1.5], [-1.0], [0.7]], np.float32),
+      'y': np.array([[-0.5], [0.3], [-1.4], [0.1]], np.float32),
+    },
+  }
+  rounds = (['ann', 'cid'], ['bob', 'cid'])
+  copies = np.array([-1.0, 1.0])
+  shares = {name: np.full(2, 0.5) for name in clients}
+  for names in rounds:
+    moves, sizes = [], []
+    for name in names:
+      x, y = clients[name]['x'], clients[name]['y']
+      likely = _likely(shares[name], copies, clients[name])
+      shares[name], own = likely.mean(0), copies
+      for begin in 2 * list(range(0, len(y), 2)):
+        at = slice(begin, begin + 2)
+        slopes = 2 * x[at] * (x[at] * own - y[at])
+        own = own - 0.1 * np.mean(likely[at] * slopes, 0)
+      moves.append(own - copies)
+      sizes.append(len(y))
+    copies = copies + np.average(moves, axis=0, weights=sizes)
+  with runtimes.cohort(jit=False):
+    state, remembered = planted.trained(process, clients, rounds)
+  weights = process.get_model_weights(state)
+  np.testing.assert_allclose(
+    weights.trainable[GROUP]['w/kernel'][:, 0, 0], copies, atol=1e-5
+  )
+  for name, kept in remembered.items():
+    found = kept[CLIENT_VALUES]['shares']
+    np.testing.assert_allclose(found, shares[name], atol=1e-5)
+  # New clients compute their shares on the first half, others start from them.
+  measuring = baselines.build_fed_em_eval(model, are_logits=False, steps=2)
+  cohort = planted.cohort_of(measuring, {'cid': clients['cid']}, 0)
+  first, second = (
+    {name: array[part] for name, array in clients['cid'].items()}
+    for part in (slice(2), slice(2, 4))
+  )
+  for held in (remembered['cid'], *planted.first_states(measuring, cohort)):
+    mixture = held[CLIENT_VALUES]['shares']
+    for _ in range(2):
+      mixture = _likely(mixture, copies, first).mean(0)
+    errors = np.sum(mixture * copies) * second['x'] - second['y']
+    with runtimes.cohort(jit=False):
+      output = measuring.evaluate(weights, [held], cohort)
+    assert output.metrics['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+  with pytest.raises(ProgramError, match='which are not one Keras model'):
+    personal_models.model_of(measuring, weights, held, cohort[0])
+
+
+@pytest.mark.slow
+def test_fed_em_finds_what_clients_are_mixtures_of():
+  model = _model(
+    'w',
+    group='w',
+    initial_weights=[_build('w', value=value) for value in (-0.5, 0.6)],
+  )
+  process = baselines.build_fed_em(
+    model, are_logits=False, training=Phase(optimizer=sgd(0.1), epochs=2)
+  )
+  planted_shares = {'ann': 0.1, 'bob': 0.4, 'cid': 0.8, 'dan': 1.0}
+  draw = np.random.default_rng(0)
+  clients = {}
+  for name, share in planted_shares.items():
+    x = draw.normal(scale=2.0, size=[80, 1]).astype(np.float32)
+    is_second = (np.arange(80) < 80 * share)[:, np.newaxis]
+    y = x * np.where(is_second, 3.0, -2.0).astype(np.float32)
+    clients[name] = {'x': x, 'y': y}
+  with runtimes.cohort(jit=False):
+    state, remembered = planted.trained(process, clients, [[*clients]] * 20)
+  weights = process.get_model_weights(state).trainable[GROUP]
+  np.testing.assert_allclose(weights['w/kernel'][:, 0, 0], [-2, 3], atol=0.05)
+  for name, share in planted_shares.items():
+    _, found = remembered[name][CLIENT_VALUES]['shares']
+    assert found == pytest.approx(share, abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('are_two', [False, True])
+def test_fed_em_mixes_probabilities_of_classes(are_two):
+  """Of the logits 0 and w x, or of the second alone."""
+
+  def build(value: float = 0.0) -> tf.keras.Model:
+    one = _build('w', value=value)
+    outputs = tf.concat([0.0 * one.output, one.output], -1)
+    return tf.keras.Model(one.input, outputs if are_two else one.output)
+
+  kinds = {
+    True: tf.keras.losses.SparseCategoricalCrossentropy,
+    False: tf.keras.losses.BinaryCrossentropy,
+  }
+  model = tff_partial.from_keras(
+    build,
+    loss=kinds[are_two](from_logits=True),
+    group='w',
+    num_groups=2,
+    initial_weights=[build(value) for value in (2.0, -1.0)],
+  )
+  label = np.array([[1], [0]], np.int32 if are_two else np.float32)
+  client = {
+    'x': np.array([[0.5], [3.0]], np.float32),
+    'y': label[:, 0] if are_two else label,
+  }
+  process = baselines.build_fed_em(model)
+  with runtimes.native():
+    weights = process.get_model_weights(process.initialize())
+  # Of a half in the support set, and of the other in the query set.
+  odds = 1 / (1 + np.exp(-np.outer([0.5, 3.0], [2.0, -1.0])))
+  shares = odds[0] / odds[0].sum()
+  measuring = baselines.build_fed_em_eval(model, steps=1)
+  found = planted.evaluate(measuring, weights, {'ann': client})
+  expected = -np.log(np.sum(shares * (1 - odds[1])))
+  assert found.metrics['loss'] == pytest.approx(expected, rel=1e-5)
+
+
 def test_copies_begin_apart_and_other_variables_with_the_first():
   trained = [_build('body', 'head', value=value) for value in (2.0, 3.0)]
   model = _model('body', 'head', group='head', initial_weights=trained)
@@ -273,6 +409,24 @@ def test_means_of_members_are_refused_where_no_group_is_trained():
       _model('w', 'v', group='w'),
       work=[_BY_SIGN, Phase((GLOBAL,), measured=True)],
       aggregation=Aggregation(mean_of_members=True),
+    )
+
+
+def test_what_clients_with_all_copies_cannot_do_is_refused():
+  model = _model('w', group='w')
+  with pytest.raises(groups.GroupError, match='of which they are all members'):
+    baselines.build_fed_em(
+      model, are_logits=False, aggregation=Aggregation(mean_of_members=True)
+    )
+  with pytest.raises(groups.GroupError, match='say which by `weights_fn`'):
+    tff_partial.compose(
+      model, work=[groups.ALL_COPIES, Phase((GROUP,), measured=True)]
+    )
+  with pytest.raises(SettingError, match='steps=0: a client computes its shar'):
+    baselines.build_fed_em_eval(model, are_logits=False, steps=0)
+  with pytest.raises(SettingError, match='without an axis of classes'):
+    baselines.build_fed_em(
+      planted.factorization(local=None, group='user', num_groups=2)
     )
 
 

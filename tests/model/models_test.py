@@ -159,7 +159,7 @@ def _traced_objective(
       loss = model.loss(labels, predictions, weight, is_real, regularization)
     gradients = tape.gradient(loss.objective, weights)
     return (
-      (loss.objective, loss.total, loss.num_elements, loss.regularization),
+      tuple(vars(loss).values()),
       tf.nest.map_structure(tf.convert_to_tensor, gradients),
     )
 
@@ -281,6 +281,10 @@ def test_padding_is_in_no_loss_and_no_gradient(made):
   np.testing.assert_allclose(padded.objective, real.objective, rtol=1e-6)
   np.testing.assert_allclose(padded.total, real.total, rtol=1e-6)
   np.testing.assert_allclose(padded.num_elements, real.num_elements)
+  np.testing.assert_allclose(
+    padded.of_examples, [*real.of_examples, 0.0, 0.0], rtol=1e-6
+  )
+  np.testing.assert_allclose(np.sum(real.of_examples), real.total, rtol=1e-6)
   # Nor does it matter what padding consists of.
   _, others = _objective(made, np.array([0, 1, 2, 5, 4]), np.arange(5) < 3)
   for name, gradient in gradients.items():

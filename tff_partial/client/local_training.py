@@ -33,7 +33,7 @@ class ClientResult(NamedTuple):
 
   Attributes:
     context: The client's context: weights, for GROUP the copy of the client's
-      group, and computed values.
+      group or all copies, and computed values.
     metrics: States of the metrics over all measured batches.
     loss: Sum and number of the losses over all measured batches; also the sum
       of the layers' regularization, times that number, if there is any.
@@ -71,7 +71,7 @@ def _assigned(
   model: lookups.RowModel,
   part_seed: tf.Tensor,
 ) -> ClientContext:
-  """Return the client's context after it chose its group, from all copies."""
+  """Return the client's context after it chose its group, or all copies."""
 
   def with_group(held: Any) -> tiers.Weights:
     return collections.OrderedDict(context.weights, **{tiers.GROUP: held})
@@ -79,7 +79,7 @@ def _assigned(
   # With whole tables, which are computed only if the choice reads them.
   choosing, _ = model.whole(context._replace(weights=with_group(copies)))
   group = assign.choose(choosing.on(assign.on, part_seed))
-  own = groups.copy_of(copies, group)
+  own = copies if assign.holds_all else groups.copy_of(copies, group)
   received = collections.OrderedDict(context.received, **{tiers.GROUP: own})
   return context._replace(
     weights=with_group(own), received=received, group=group

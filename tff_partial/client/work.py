@@ -79,6 +79,13 @@ def needs_personal_copy(work: phases.Work) -> bool:
   )
 
 
+def holds_all_copies(work: phases.Work) -> bool:
+  """Return True if clients hold the copies of all groups."""
+  return any(
+    isinstance(part, groups.Assign) and part.holds_all for part in work
+  )
+
+
 def follow_rounds(work: phases.Work) -> bool:
   """Return True if the work depends on the number of completed rounds."""
   return any(
@@ -183,4 +190,10 @@ def _check_groups(work: phases.Work, model: models.PartialModel) -> None:
       raise groups.GroupError(
         'A phase trains the weights of a group before the client has chosen '
         'its group.'
+      )
+  for phase in phases.all_phases(work) if holds_all_copies(work) else []:
+    if phase.weights_fn is None:
+      raise groups.GroupError(
+        'Clients hold the copies of all groups, of which the model reads one: '
+        'say which by `weights_fn`, such as `groups.one_of_all(0)`.'
       )

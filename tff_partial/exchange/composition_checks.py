@@ -11,6 +11,7 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.arguments import optimizers
 from tff_partial.client import client_work
+from tff_partial.client import work as work_lib
 from tff_partial.client.client_work import CompositionError
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import MEMBERS
@@ -247,6 +248,11 @@ def _check_members(
     raise groups.GroupError(
       'mean_of_members: no phase trains weights of groups. Leave it out, or '
       'train the tier GROUP of a model that has groups.'
+    )
+  if work_lib.holds_all_copies(client.work):
+    raise groups.GroupError(
+      'mean_of_members: clients hold the copies of all groups, of which they '
+      'are all members. Leave it out.'
     )
   for name in names:
     joins = aggregator

@@ -13,6 +13,7 @@ from tff_partial import tiers
 from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.client import local_training
+from tff_partial.client import work as work_lib
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Statistic
 from tff_partial.client_statistics import UpdateClientState
@@ -143,14 +144,17 @@ def _update(
   ids: Any = collections.OrderedDict()
   for tier in spec.tiers:
     received = shared[tier]
-    if tier == tiers.GROUP:
+    is_one_copy = tier == tiers.GROUP and not work_lib.holds_all_copies(
+      work.work
+    )
+    if is_one_copy:
       received = groups.copy_of(received, result.group)
     moved = zero_unless_finite(tiers.delta(received, result.weights[tier]))
     for variance, mean in work.model.variances.items():
       if variance in moved:
         # Moved around the mean that the server has: see `averaged_states`.
         moved[variance] -= tf.square(moved[mean])
-    if tier == tiers.GROUP:
+    if is_one_copy:
       moved = groups.scatter_to_groups(
         moved, result.group, work.model.num_groups
       )

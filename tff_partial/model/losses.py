@@ -121,12 +121,19 @@ class LossValue:
     total: Sum of the examples' weighted losses; scalar.
     num_elements: Number of summed losses, without padding; scalar.
     regularization: Losses that layers add to the objective; scalar.
+    losses: The weighted losses, 0 for padding, `[batch, ...]`.
   """
 
   objective: tf.Tensor
   total: tf.Tensor
   num_elements: tf.Tensor
   regularization: tf.Tensor
+  losses: tf.Tensor
+
+  @property
+  def of_examples(self) -> tf.Tensor:
+    """The sum of each example's weighted losses, `[batch]`."""
+    return tf.reduce_sum(self.losses, range(1, self.losses.shape.rank))
 
 
 def is_summed(loss: LossFn | tf.keras.losses.Loss) -> bool:
@@ -277,7 +284,8 @@ def value_of(
   if class_weights is not None:
     weight *= class_weights.of(of_labels, rank)
   # Padding repeats a real example, so its loss is finite if the example's is.
-  total = tf.reduce_sum(losses * weight * real)
+  losses = losses * weight * real
+  total = tf.reduce_sum(losses)
   num_elements = tf.reduce_sum(real)
   if is_summed(of):
     objective = total
@@ -287,4 +295,4 @@ def value_of(
   for term in regularization:
     term = tf.cast(tf.reduce_sum(term), tf.float32)
     objective, penalty = objective + term, penalty + term
-  return LossValue(objective, total, num_elements, penalty)
+  return LossValue(objective, total, num_elements, penalty, losses)

@@ -271,6 +271,11 @@ def _own_weights(
   server_state: Any,
 ) -> dict[str, Any]:
   """Return the weights that a client uses after personalising, by name."""
+  if work_lib.holds_all_copies(evaluation.parts.work):
+    raise ProgramError(
+      'Clients predict by the copies of all groups, which are not one Keras '
+      'model. Measure them with `evaluate`.'
+    )
   value = collections.OrderedDict(client)
   value['examples'] = collections.OrderedDict(
     (name, client['examples'][name]) for name in evaluation.example_spec

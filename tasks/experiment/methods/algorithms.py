@@ -234,7 +234,15 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     personal=_PERSONAL,
   ),
   'ifca': building.Algorithm(
-    sub_populations.ifca, sub_populations.ifca_eval, user=tasks_lib.GROUPS
+    sub_populations.ifca,
+    sub_populations.supported_by('build_ifca_eval'),
+    user=tasks_lib.GROUPS,
+  ),
+  'fed_em': building.Algorithm(
+    sub_populations.fed_em,
+    sub_populations.supported_by('build_fed_em_eval'),
+    user=tasks_lib.GROUPS,
+    has_memory=True,
   ),
   'apfl': building.Algorithm(
     building.apfl,

@@ -88,7 +88,7 @@ class Algorithm:
       they are evaluated with their stored state.
     is_central: True if a single client holds the examples of all users.
     has_memory: True if clients predict with something outside the model, such
-      as a memory or the server's prototypes.
+      as a memory, the server's prototypes or a mixture of models.
     counts_clients: True if it needs the number of clients.
     why_not_private: The reason for having no private form, and a remedy; or
       None.

@@ -87,6 +87,14 @@ def p_fed_km(gradients: str, user: str) -> building.Algorithm:
   return building.Algorithm(build, measure, user=user, reads=CENTERS)
 
 
+def fed_em(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return building.builder('build_fed_em')(
+    model, training=run.local.of_global(), **run.server_arguments()
+  )
+
+
 def ifca(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   # A private run would send numbers of members without noise.
   aggregation = dataclasses.replace(
@@ -99,10 +107,12 @@ def ifca(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   )
 
 
-def ifca_eval(
-  model: models.PartialModel, run: Setting, measuring: building.Measuring
-) -> Evaluation:
-  del run
-  return building.builder('build_ifca_eval')(
+def supported_by(name: str) -> building.Measure:
+  """Adapt a builder of evaluations whose clients train nothing before.
+
+  Args:
+    name: The builder's name.
+  """
+  return lambda model, run, measuring: building.builder(name)(
     model, split=measuring.get('split')
   )
