@@ -96,7 +96,9 @@ class Assignment(NamedTuple):
   server_optimizers: Mapping[str, Optimizer] = types.MappingProxyType({})
 
 
-# Each client has its own head, a LOCAL one: FedEmbed-Personal.
+# Each client has its own head, a LOCAL one: FedEmbed-Personal. With
+# `OWN_HEAD._replace(before=(Phase(train=(LOCAL,), variable_filter='head/.*',
+# optimizer=Exact()),))` it is solved for before the client trains.
 OWN_HEAD = Assignment(None)
 
 

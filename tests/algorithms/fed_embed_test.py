@@ -409,6 +409,32 @@ def test_personal_heads_stay_home():
   weights, (kept,) = _after(process, {'one': _client(1, 3.0)})
   assert 'head/kernel' not in weights
   assert kept['held']['head/kernel'] == pytest.approx(0.75)
+  # A new client trains both, here on the first of two such examples.
+  measuring = algorithms.build_fed_embed_eval(
+    model, parts=PARTS, assignment=assignments.OWN_HEAD, personalise=_TRAINING
+  )
+  cohort = planted.cohort_of(measuring, {'new': _client(1, 3.0, 3.0)}, 1)
+  (held,), (value,) = planted.first_states(measuring, cohort), list(cohort)
+  first = process.get_model_weights(process.initialize())
+  own = measuring.personalise(first, held, value)
+  assert own['head/kernel'] == pytest.approx(0.75)
+  assert own['embedding/own'] == pytest.approx(1.075)
+
+
+@pytest.mark.slow
+def test_an_own_head_is_solved_for_before_the_rest_is_trained():
+  solve = Phase(
+    train=(tiers.LOCAL,), variable_filter='head/.*', optimizer=Exact(ridge=0.5)
+  )
+  process = algorithms.build_fed_embed(
+    _model(local=['embedding', 'head'], group=None, num_groups=0),
+    parts=PARTS,
+    assignment=assignments.OWN_HEAD._replace(before=(solve,)),
+    training=_TRAINING,
+  )
+  _, (kept,) = _after(process, {'one': _client(1, 3.0)})
+  # f = 1: (h - 3)^2 / 2 + h^2 / 2 is least at 1.5, and a step adds 0.15.
+  assert kept['held']['head/kernel'] == pytest.approx(1.65)
 
 
 # ---- PFedKM ------------------------------------------------------------------

@@ -122,13 +122,14 @@ def build_fed_embed_eval(
 
   Clients choose it by their support set and the embedding that they remember.
   With `personalise`, for clients that never took part, they train the embedding
-  first, through the heads that all share.
+  first, through the heads that all share; if each has its own head, they train
+  both.
 
   Args:
     model: The model.
     parts: The parts of the model.
     assignment: As for `build_fed_embed`.
-    personalise: How new clients train their embedding; not at all by default.
+    personalise: How new clients train what is their own; not at all by default.
     split: Support and query set; the two halves by default.
 
   Example:
@@ -141,7 +142,9 @@ def build_fed_embed_eval(
       together.
   """
   if personalise:
-    new = assignments.embedding_phase(parts, personalise)
+    new = dataclasses.replace(personalise, train=(LOCAL,), measured=False)
+    if assignment.assign:
+      new = assignments.embedding_phase(parts, personalise)
     assignment = assignment._replace(before=(new, *assignment.before))
   return assigned_training.build_evaluation(
     model, remember_group(persist_local), assignment, split=split

@@ -134,7 +134,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     FedEmbed.by_least_loss, tasks_lib.HEADS
   ),
   'fed_embed_personal': sub_populations.fed_embed(
-    FedEmbed.personal, tasks_lib.OWN_HEAD
+    FedEmbed.personal, tasks_lib.OWN_HEAD, ('head_ridge',)
   ),
   'fed_per': building.Algorithm(
     building.trained_by('build_fed_per', training=_BOTH),

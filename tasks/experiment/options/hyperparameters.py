@@ -64,6 +64,12 @@ class FedEmbed(Options):
     "the server's optimizer moves them, as all else.",
     at_least=0,
   )
+  head_ridge: float | None = detail(
+    None,
+    'Ridge with which clients of fed_embed_personal solve exactly for their '
+    'own head, before they train and before they are measured; by default '
+    'they train it by steps alone.',
+  )
   map_radius: float = detail(
     1.0,
     "Standard deviation of a map's neighbourhood, in nodes; 0 moves the "
@@ -146,8 +152,15 @@ class FedEmbed(Options):
     Args:
       parts: The parts of the model.
     """
-    del parts
-    return tff_partial.assignments.OWN_HEAD
+    own_head = tff_partial.assignments.OWN_HEAD
+    if self.head_ridge is None:
+      return own_head
+    solve = tff_partial.Phase(
+      train=(tff_partial.tiers.LOCAL,),
+      variable_filter=f'(?!{parts.embedding}$).*',
+      optimizer=tff_partial.Exact(ridge=self.head_ridge),
+    )
+    return own_head._replace(before=(solve,))
 
 
 @dataclasses.dataclass(frozen=True)
