@@ -196,7 +196,7 @@ def read(
       values = _values(task(), flag_values)
       own = {
         c.flag for c in task().choices() if c.title != shared_options.TITLE
-      }
+      } - {choice.flag for choice in chosen.choices()}
       task().with_flags({name: values[name] for name in own & values.keys()})
     _refuse_of_other_tasks(flag_values[config_lib.TASK].value, flag_values)
   return chosen.with_flags(_values(chosen, flag_values))

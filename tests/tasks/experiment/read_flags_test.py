@@ -142,6 +142,13 @@ def test_an_exact_solve_leaves_the_steps_of_the_recipe():
   assert parsed.local.evaluation_reconstruction_epochs is None
 
 
+def test_flags_of_a_task_are_checked_together():
+  flags = ['--task=subreddit', '--min_examples=50', '--max_documents=60']
+  assert command_line.parse(flags).task.min_documents == 50
+  with pytest.raises(OptionError, match='at most 60 documents and at least 61'):
+    command_line.parse([*flags, '--min_examples=61'])
+
+
 def _runs(*grid: str, passed_on: Iterator[str] = ()) -> dict[str, list[str]]:
   return sweep.planned([], grid, list(passed_on))
 
