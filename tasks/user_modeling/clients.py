@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
@@ -38,6 +39,7 @@ class ManyUserClients:
     numbers = range(len(records.clients))
     self.num_users = np.array([records.num_users(c) for c in numbers])
     self.num_items = np.array([records.num_own_items(c) for c in numbers])
+    self._num_items = records.num_items
     self._names = records.clients
     self.first_user = np.cumsum(self.num_users) - self.num_users
     self._parts = {
@@ -93,6 +95,30 @@ class ManyUserClients:
     return tff_partial.pack(
       packed, example_spec, min_examples=0, num_rows=num_rows
     )
+
+  def records_for(
+    self, model: tf.keras.Model, part: str, client: int
+  ) -> Mapping[str, Any]:
+    """Return one client's records of a part, numbered as a model's tables are.
+
+    Args:
+      model: A client's own model, or one with tables of all clients.
+      part: TRAIN, VALIDATION or TEST.
+      client: The client's number.
+    """
+    # Layers with tables of users or items have names that start like this.
+    totals = {
+      user_models.USER: int(self.num_users.sum()),
+      user_models.ITEM: self._num_items,
+    }
+    own = {
+      f'x.{field}'
+      for field, total in totals.items()
+      for layer in model.layers
+      if layer.name.startswith(field)
+      and any(len(table) != total for table in layer.get_weights())
+    }
+    return self._fields(self._parts[part][client], own)
 
   def _fields(
     self, held: records_lib.Records, own: set[str]

@@ -3,16 +3,18 @@
 In training there are `rmse`, `mae` and `accuracy`, and for two answers `auc`
 with a thousand thresholds. Afterwards `measure` computes the exact `auc`, and
 from the models of all clients the metrics that no client can compute alone:
-`doa`, `ndcg`, `similarity`.
+`doa`, `ndcg`, `similarity`, and `accuracy_cut`, by cuts between answers that
+validation records choose.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn import metrics
 import tensorflow as tf
 
+from tasks.user_modeling import cuts
 from tff_partial.analysis import ranking
 from tff_partial.analysis import similarity
 
@@ -36,6 +38,7 @@ class Answers(NamedTuple):
       suffix of the metrics' names.
     public: Its public components, `[attributes, size]`, by name.
     num_records: Total number of the client's records.
+    validation: Counts of its validation records, by `cuts.histogram`.
   """
 
   client: str
@@ -46,6 +49,7 @@ class Answers(NamedTuple):
   hidden: Mapping[str, np.ndarray]
   public: dict[str, np.ndarray]
   num_records: int
+  validation: np.ndarray
 
 
 def is_right(
@@ -111,36 +115,42 @@ def measure(
     num_attributes: Number of attributes.
 
   Returns:
-    The exact `auc` if there are two answers; `doa` and `ndcg` for each kind of
-    hidden characteristics, if models have any; `similarity` (Eq. 11) of the ten
-    largest clients, the mean over public components of attributes, if there are
-    any.
+    `accuracy_cut`; the exact `auc` if there are two answers; `doa` and `ndcg`
+    for each kind of hidden characteristics, if models have any; `similarity`
+    (Eq. 11) of the ten largest clients, the mean over public components of
+    attributes, if there are any.
   """
   answers: list[np.ndarray] = []
   predictions: list[np.ndarray] = []
+  validation: Any = 0
   users = _Users(num_attributes)
   public: list[tuple[int, str, dict[str, np.ndarray]]] = []
   for each in clients:
     answers.append(each.answer)
     predictions.append(each.prediction)
+    validation = validation + each.validation
     users.add(each)
     public.append((each.num_records, each.client, each.public))
-  found = {'auc': exact_auc(answers, predictions)} if scale == _BINARY else {}
+  answer, prediction = (
+    np.concatenate([[], *parts]) for parts in (answers, predictions)
+  )
+  found = {
+    'accuracy_cut': cuts.accuracy(
+      answer, prediction, cuts.choose(validation), scale
+    )
+  }
+  if scale == _BINARY:
+    found['auc'] = exact_auc(answer, prediction)
   largest = sorted(public, key=lambda own: -own[0])[:_LARGEST]
   return {**found, **users.ranked(), **_similarity(largest)}
 
 
-def exact_auc(
-  answers: Sequence[np.ndarray], predictions: Sequence[np.ndarray]
-) -> float:
+def exact_auc(answer: np.ndarray, prediction: np.ndarray) -> float:
   """Compute the area under the ROC curve of all clients together.
 
   The area is NaN if one of the answers is missing, or a prediction is not
   finite.
   """
-  answer, prediction = (
-    np.concatenate([[], *parts]) for parts in (answers, predictions)
-  )
   if len(set(answer)) < 2 or not np.isfinite(prediction).all():
     return float('nan')
   return float(metrics.roc_auc_score(answer, prediction))

@@ -33,6 +33,7 @@ from tasks.task import TEST
 from tasks.task import VALIDATION
 from tasks.user_modeling import assist_files
 from tasks.user_modeling import clients as clients_lib
+from tasks.user_modeling import cuts
 from tasks.user_modeling import measures
 from tasks.user_modeling import models as user_models
 from tasks.user_modeling import movielens_files
@@ -212,6 +213,7 @@ class UserModeling(Task):
     inputs = {name: np.asarray(x) for name, x in fields['x'].items()}
     client = self.records.clients.index(own.client)
     public = user_models.knowledge(own.keras_model)
+    held = self._clients.records_for(own.keras_model, VALIDATION, client)
     return measures.Answers(
       own.client,
       inputs[user_models.USER],
@@ -221,6 +223,11 @@ class UserModeling(Task):
       _hidden(own.keras_model, public),
       {name: x for name, x in public.items() if name != _RELATION},
       int((self.records.client == client).sum()),
+      cuts.histogram(
+        held['y'][:, 0],
+        np.asarray(own.keras_model(held['x'], training=False))[:, 0],
+        self.records.scale,
+      ),
     )
 
 

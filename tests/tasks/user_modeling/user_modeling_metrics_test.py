@@ -4,12 +4,14 @@ In the loops `h` is what a model thinks of users by attribute, and `g` how they
 answered; NaN where a user answered nothing with the attribute.
 """
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 from sklearn import metrics
 
+from tasks.user_modeling import cuts
 from tasks.user_modeling import measures
 from tff_partial import random_bits
 from tff_partial.analysis import ranking
@@ -126,6 +128,50 @@ def test_ndcg_follows_the_loop_and_adding_a_constant_changes_nothing():
   assert found == pytest.approx(np.mean(shares))
 
 
+# ---- cuts --------------------------------------------------------------------
+
+
+def test_cuts_are_where_most_records_are_right():
+  # Answers of 3 are predicted at 2.25 and those of 2 at 1.75 and 2.15: the best
+  # cut lies between 2.15 and 2.25, not in the middle between 2 and 3.
+  answer = np.array([1, 2, 2, 3, 3])
+  prediction = np.array([1.0, 1.75, 2.15, 2.25, 2.25])
+  counts = cuts.histogram(answer, prediction, (1.0, 3.0))
+  assert counts.sum() == 5 and counts[2, 62] == 2  # 2.24 to 2.26
+  # Bins of 0.02 from 1 on.
+  low, high = cuts.choose(counts)
+  assert 0 < low <= 37 and 58 <= high <= 62
+  assert (
+    cuts.accuracy(answer, prediction, np.array([low, high]), (1.0, 3.0)) == 1.0
+  )
+  assert math.isnan(
+    cuts.accuracy(
+      np.array([1.0]), np.array([_NAN]), np.array([low, high]), (1.0, 3.0)
+    )
+  )
+
+
+def test_no_other_cuts_are_right_more_often():
+  random = random_bits.generator('cuts')
+  scale = (1.0, 4.0)
+  for _ in range(20):
+    answer = random.integers(1, 5, 30)
+    prediction = np.round(random.uniform(1.0, 3.8, 30), 1) + 0.05
+    counts = sum(
+      cuts.histogram(*part, scale)
+      for part in ((answer[:9], prediction[:9]), (answer[9:], prediction[9:]))
+    )
+    found = cuts.choose(counts)
+    assert (np.diff(found) >= 0).all()
+    best = max(
+      (1 + (prediction[:, None] >= np.array(each)).sum(1) == answer).mean()
+      for each in itertools.combinations_with_replacement(
+        np.arange(1.0, 4.1, 0.1), 3
+      )
+    )
+    assert cuts.accuracy(answer, prediction, found, scale) == best
+
+
 # ---- similarity --------------------------------------------------------------
 
 
@@ -150,10 +196,9 @@ def test_dissimilarity_is_the_sum_of_scikit_learns_distances():
 
 def test_the_exact_auc_is_a_share_of_pairs():
   # The pairs of a wrong and a right answer: 0.5 against 0.8 and against 0.5,
-  # 0.2 against both; as two clients.
+  # 0.2 against both.
   found = measures.exact_auc(
-    [np.array([0.0, 1.0]), np.array([1.0, 0.0])],
-    [np.array([0.5, 0.5]), np.array([0.8, 0.2])],
+    np.array([0.0, 1.0, 1.0, 0.0]), np.array([0.5, 0.5, 0.8, 0.2])
   )
   assert found == pytest.approx((1 + 0.5 + 1 + 1) / 4)
 
@@ -170,6 +215,5 @@ def test_the_exact_auc_is_a_share_of_pairs():
 def test_where_there_is_nothing_to_compare_auc_is_no_number(
   answers, predictions
 ):
-  found = measures.exact_auc([np.array(answers)], [np.array(predictions)])
+  found = measures.exact_auc(np.array(answers), np.array(predictions))
   assert math.isnan(found)
-  assert math.isnan(measures.exact_auc([], []))

@@ -259,6 +259,7 @@ def _answers(client: str, **changes: Any) -> measures.Answers:
     'hidden': {'': np.array([[2.0, 1.0]])},
     'public': {'knowledge': np.array([[1.0, 0.0], [0.0, 1.0]])},
     'num_records': 2,
+    'validation': np.eye(2, 50, dtype=int),
   }
   return measures.Answers(client, **{**given, **changes})
 
@@ -304,6 +305,7 @@ _METRICS = {
   'mae',
   'accuracy',
   'auc',
+  'accuracy_cut',
   'doa',
   'ndcg',
   'doa_related',
