@@ -11,8 +11,8 @@ above the table.
   python docs/results_tables.py --table=TABLE --row=ROW --sweep_dir=OUT \
     --column='RMSE ↓=rmse' --column='accuracy, % ↑=accuracy'
 
-The latter first takes a row from the runs of a folder, which differ in their
-seed.
+The latter first takes a row from the runs of a folder, which differ in one flag
+(`--over`, the seed by default).
 """
 
 import argparse
@@ -109,6 +109,7 @@ def add(
   columns: Sequence[str],
   *,
   of: str = 'last',
+  over: str = 'seed',
   pages: pathlib.Path = PAGES,
 ) -> None:
   """Put the results of runs into a table, as a new row or in place of one.
@@ -116,9 +117,10 @@ def add(
   Args:
     name: The table.
     row: The row's name.
-    sweep_dir: The folder of the runs, which differ in their seed alone.
+    sweep_dir: The folder of the runs.
     columns: `COLUMN=METRIC`, as `tff-partial report` calls the metric.
     of: The `last` round, or the `best`.
+    over: The one flag in which runs differ, over which the mean is.
     pages: The folder of the pages.
 
   Raises:
@@ -128,22 +130,25 @@ def add(
   from tff_partial.analysis import tables
 
   pairs = [column.rpartition('=')[::2] for column in columns]
+  metrics = [pair[1] for pair in pairs]
   runs = run_folders.find([sweep_dir])
-  found = tables.gather(
-    run_folders.settings(runs, ()), of=of, metrics=[pair[1] for pair in pairs]
-  )
-  if len(found.frame) > 1 or found.lost:
+  differing = set(run_folders.settings(runs)[0].values) - {over}
+  lost = [str(run.folder) for run in runs if run.state != run_folders.DONE]
+  if differing or lost:
     raise ValueError(
-      f'{sweep_dir}: expected runs that differ in their seed and have all '
-      f'ended, found {len(found.frame)} settings and {len(found.lost)} runs '
-      'without a result.'
+      f'{sweep_dir}: expected runs that differ in {over} alone and have a '
+      f'result; they differ in {sorted(differing)}, and have none in {lost}.'
     )
+  values = pd.concat(
+    tables.gather(run_folders.settings([run]), of=of, metrics=metrics).frame
+    for run in runs
+  )
   frame = read(name, pages)
   frame = frame.set_index(frame.columns[0], verify_integrity=True)
   for column, metric in pairs:
     scale, digits = (100, 1) if '%' in column else (1, 3)
-    mean = found.frame[metric].iloc[0] * scale
-    deviation = found.frame[tables.deviation_of(metric)].iloc[0] * scale
+    mean = values[metric].mean() * scale
+    deviation = values[metric].std() * scale
     frame.loc[row, column] = f'{mean:.{digits}f}'
     if not math.isnan(deviation):
       frame.loc[row, column + DEVIATION] = f'{deviation:.{digits}f}'
@@ -159,6 +164,7 @@ def main() -> None:
   parser.add_argument('--row', help="the row's name")
   parser.add_argument('--sweep_dir', help='the folder of the runs')
   parser.add_argument('--of', default='last', choices=['last', 'best'])
+  parser.add_argument('--over', default='seed', help='the flag of the mean')
   parser.add_argument('--column', action='append', help='COLUMN=METRIC')
   options = parser.parse_args()
   if options.table:
@@ -168,6 +174,7 @@ def main() -> None:
       options.sweep_dir,
       options.column,
       of=options.of,
+      over=options.over,
     )
   for name in write():
     sys.stdout.write(f'Written: {name}.\n')

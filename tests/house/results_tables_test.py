@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import re
 
 import pandas as pd
 import pytest
@@ -48,6 +49,18 @@ def test_every_table_of_data_is_on_a_page():
     assert f'<!-- table: {path.stem} -->\n\n|' in text, path.name
 
 
+def test_figures_of_the_readme_are_in_the_data():
+  section = (ROOT / 'README.md').read_text('utf-8').split('\n## Results\n')[1]
+  rows = re.findall(r'^\|.*\|([^|]+)\|$', section.split('\n## ')[0], re.M)[2:]
+  figures = {figure for row in rows for figure in re.findall(r'\d+\.\d+', row)}
+  known = {
+    value
+    for path in (results_tables.PAGES / 'tables').glob('*.csv')
+    for value in results_tables.read(path.stem).to_numpy().ravel()
+  }
+  assert len(figures) > 10 and not figures - known
+
+
 def test_a_table_names_the_best(pages):
   assert results_tables.write(pages) == ['page.md']
   assert results_tables.write(pages) == []
@@ -75,9 +88,20 @@ def test_runs_make_a_row(tmp_path, pages):
 def test_runs_that_differ_make_no_row(tmp_path, pages):
   for rate in (1, 2):
     analysis_runs_test._write(tmp_path / 'runs', f'rate{rate}', rate=rate)
-  with pytest.raises(
-    ValueError, match='differ in their seed.*found 2 settings'
-  ):
+  with pytest.raises(ValueError, match=r"in seed alone.*in \['rate'\]"):
     results_tables.add(
       'mine', 'four', tmp_path / 'runs', ['RMSE ↓=rmse'], pages=pages
     )
+
+
+def test_runs_may_differ_in_another_flag(tmp_path, pages):
+  for part, rmse in enumerate((0.6, 0.7, 0.8)):
+    analysis_runs_test._write(
+      tmp_path / 'runs', f'p{part}', part=part, rmse=rmse
+    )
+  columns = ['RMSE ↓=rmse']
+  results_tables.add(
+    'mine', 'one', tmp_path / 'runs', columns, over='part', pages=pages
+  )
+  frame = pd.read_csv(pages / 'tables/mine.csv', index_col='row')
+  assert frame.loc['one', ['RMSE ↓', 'RMSE ↓ ±']].tolist() == [0.7, 0.1]
