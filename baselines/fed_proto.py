@@ -34,6 +34,7 @@ from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
+from tff_partial.model import outputs as outputs_lib
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
@@ -217,23 +218,8 @@ def _first_prototypes(
   features: Callable[[Any], tf.Tensor],
 ) -> ServerState:
   """Return the function to the server's first state: no prototypes."""
-  size = _num_features(model, features)
+  size = outputs_lib.num_features(model.prediction_spec, features)
   return lambda model: collections.OrderedDict(
     prototypes=tf.zeros([num_classes, size]),
     is_known=tf.fill([num_classes], False),
   )
-
-
-def _num_features(
-  model: models.PartialModel, features: Callable[[Any], tf.Tensor]
-) -> int:
-  """Return the length of an example's features."""
-  outputs = tf.nest.map_structure(
-    lambda spec: tf.zeros([1, *spec.shape], spec.dtype), model.prediction_spec
-  )
-  found = features(outputs)
-  if found.shape.rank != 2 or found.shape[-1] is None:
-    raise SettingError(
-      f'features: those of one example are {found.shape[1:]}, not a vector.'
-    )
-  return int(found.shape[-1])

@@ -51,6 +51,9 @@ CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
 GROUPS = 'groups'
 # The form of FedProto and MOON: nowhere, and the model also outputs features.
 FEATURES = 'features'
+# FedDBE's form: a vector of the user's own, added to features, which the model
+# also outputs.
+SHIFTED = 'shifted'
 # Federated ALS's form: the user's posterior, with those of items at the server.
 POSTERIOR = 'posterior'
 # The same, whose items' vectors have public attributes as columns.
@@ -71,6 +74,7 @@ USER_FORMS = (
   HEAD_CLUSTERS,
   GROUPS,
   FEATURES,
+  SHIFTED,
   POSTERIOR,
   PUBLIC_POSTERIOR,
   IMPLICIT,

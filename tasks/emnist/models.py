@@ -19,8 +19,12 @@ from tasks.images import HEAD
 from tasks.images import scaled_input
 from tasks.task import FEATURES
 from tasks.task import LOGITS
+from tff_partial.layers import PrivateVector
 from tff_partial.model import keras_models
 from tff_partial.model import models
+
+# The layer of a vector of the user's own that is added to features.
+SHIFT = 'shift'
 
 
 def build_classifier(
@@ -64,23 +68,36 @@ def build_classifier(
   return tf.keras.Model(images, values, name=kind)
 
 
-def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
-  """Build a model that also returns FEATURES, the input of its last layer."""
+def build_with_features(
+  build: Callable[[], tf.keras.Model], *, is_shifted: bool = False
+) -> tf.keras.Model:
+  """Build a model that also returns FEATURES, the input of its last layer.
+
+  Args:
+    build: Builds the model to logits.
+    is_shifted: True if the last layer reads the sum of these and of the vector
+      SHIFT.
+  """
   classifier = build()
-  outputs = {
-    LOGITS: classifier.output,
-    FEATURES: classifier.get_layer(HEAD).input,
-  }
+  head = classifier.get_layer(HEAD)
+  outputs = {LOGITS: classifier.output, FEATURES: head.input}
+  if is_shifted:
+    shift = PrivateVector(head.input.shape[-1], initializer='zeros', name=SHIFT)
+    outputs[LOGITS] = head(head.input + shift(head.input))
   return tf.keras.Model(classifier.input, outputs, name=classifier.name)
 
 
 def build_with_prototypes(
-  build: Callable[[], tf.keras.Model], **options: Any
+  build: Callable[[], tf.keras.Model],
+  *,
+  is_shifted: bool = False,
+  **options: Any,
 ) -> models.PartialModel:
-  """Build FedProto's model, which has no local weights."""
+  """Build FedProto's model, without local weights; FedDBE's with a vector."""
   loss = classification_loss()
   return keras_models.from_keras(
-    functools.partial(build_with_features, build),
+    functools.partial(build_with_features, build, is_shifted=is_shifted),
+    local=SHIFT if is_shifted else None,
     loss=lambda labels, outputs: loss.call(labels, outputs[LOGITS]),
     labels=tf.TensorSpec([], tf.int32),
     metrics=lambda: [LogitsAccuracy('accuracy')],

@@ -26,6 +26,7 @@ from tasks.task import FEATURES
 from tasks.task import MeasuredByProtocol
 from tasks.task import Release
 from tasks.task import SEEN
+from tasks.task import SHIFTED
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
@@ -96,8 +97,10 @@ class Emnist(MeasuredByProtocol):
       images.num_classes,
       images.ink,
     )
-    if user == FEATURES:
-      return emnist_models.build_with_prototypes(build, seed=self._seed)
+    if user in (FEATURES, SHIFTED):
+      return emnist_models.build_with_prototypes(
+        build, is_shifted=user == SHIFTED, seed=self._seed
+      )
     return images_lib.build_partial(
       build,
       user,

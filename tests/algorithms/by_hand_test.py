@@ -17,6 +17,7 @@ import baselines
 from baselines import fed_opt
 from tests.support import planted
 from tff_partial import algorithms
+from tff_partial import layers
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import splits
@@ -461,7 +462,7 @@ def test_mixtures_that_are_none_are_refused(mixture, model):
     algorithms.build_apfl(model, mixture=mixture)
 
 
-# ---- FedProto and MOON -------------------------------------------------------
+# ---- FedProto, MOON and FedDBE -----------------------------------------------
 
 
 def _two_layers() -> tf.keras.Model:
@@ -586,6 +587,76 @@ def test_moon(with_features, clients):
 def test_what_moon_cannot_do_is_refused(with_features):
   with pytest.raises(SettingError, match='temperature=0.0: the penalty must'):
     baselines.build_moon(with_features, features=lambda o: o, temperature=0.0)
+
+
+@pytest.mark.slow
+def test_fed_dbe(clients):
+  def build() -> tf.keras.Model:
+    plain = _two_layers()
+    features = plain.get_layer('features').output
+    shift = layers.PrivateVector(2, initializer='zeros', name='shift')
+    total = plain.get_layer('total')(features + shift(features))
+    return tf.keras.Model(plain.input, {'features': features, 'total': total})
+
+  penalty = 0.7
+  process = baselines.build_fed_dbe(
+    keras_models.from_keras(
+      build,
+      loss=lambda labels, outputs: tf.square(labels - outputs['total'])[:, 0],
+      labels=tf.TensorSpec([1], tf.float32),
+      local='shift',
+    ),
+    features=lambda outputs: outputs['features'],
+    penalty=penalty,
+    collecting_rounds=2,
+    training=_TRAINING,
+  )
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  w, total, count = np.eye(2), np.zeros(2), 0
+  own = {name: np.zeros(2) for name in clients}
+  for number, names in enumerate(_ROUNDS):
+    updates, sizes = [], []
+    for name in names:
+      local, v = w, own[name]
+      for x, y in _batches(clients[name]):
+        z = x @ local
+        slopes = 2 * (np.sum(z + v, 1, keepdims=True) - y) / len(y)
+        slopes = slopes * np.ones([1, 2])
+        v = v - _RATE * slopes.sum(0)
+        if number >= 2:
+          # Of penalty / 2 times the mean over two features.
+          slopes += penalty / 2 * (z.mean(0) - total / count) / len(y)
+        local = local - _RATE * x.T @ slopes
+      own[name] = v
+      updates.append(local - w)
+      sizes.append(len(clients[name]['y']))
+    if number < 2:
+      for update, name in zip(updates, names, strict=True):
+        total = total + np.sum(clients[name]['x'] @ (w + update), 0)
+      count += sum(sizes)
+    w = w + np.average(updates, axis=0, weights=sizes)
+  found = state.global_model_weights.trainable[tiers.GLOBAL]['features/kernel']
+  np.testing.assert_allclose(found, w, atol=1e-5)
+  server = state.client_work['server']
+  np.testing.assert_allclose(server['sum'], total, atol=1e-5)
+  assert (server['count'], server['rounds_left']) == (count, 0)
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(kept['shift/own'], own[name], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'penalty': -1.0}, 'the penalty must be a finite number of 0 or more'),
+    ({'collecting_rounds': 0}, 'collecting_rounds=0: .* there must be a round'),
+    ({}, 'The model has no local variable, .* Add a `layers.PrivateVector`'),
+  ],
+)
+def test_what_fed_dbe_cannot_do_is_refused(options, message, with_features):
+  with pytest.raises(SettingError, match=message):
+    baselines.build_fed_dbe(
+      with_features, features=lambda outputs: outputs['features'], **options
+    )
 
 
 def _with_logits() -> models.PartialModel:

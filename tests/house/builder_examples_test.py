@@ -49,6 +49,20 @@ def _named() -> tf.keras.Model:
   )
 
 
+def _shifted() -> tf.keras.Model:
+  model = _classifier()
+  features = model.get_layer('features').output
+  own = layers.PrivateVector(3, initializer='zeros', name='own')(features)
+  logits = model.get_layer('logits')(features + own)
+  return tf.keras.Model(model.input, {'features': features, 'logits': logits})
+
+
+def _of_logits(labels: Any, outputs: Any) -> tf.Tensor:
+  return tf.nn.sparse_softmax_cross_entropy_with_logits(
+    labels, outputs['logits']
+  )
+
+
 def _centers() -> tf.keras.Model:
   pixels = tf.keras.Input([4])
   features = tf.keras.layers.Dense(3, name='encoder')(pixels)
@@ -109,13 +123,7 @@ def known() -> dict[str, Any]:
     'heads': planted.heads(),
     'model': tff_partial.from_keras(_classifier, local='logits', loss=_LOSS),
     'named': tff_partial.from_keras(
-      _named,
-      loss=lambda labels, outputs: (
-        tf.nn.sparse_softmax_cross_entropy_with_logits(
-          labels, outputs['logits']
-        )
-      ),
-      labels=tf.TensorSpec([], tf.int32),
+      _named, loss=_of_logits, labels=tf.TensorSpec([], tf.int32)
     ),
     'of_centers': assignments.FedEmbedVariables(
       embedding='',
@@ -133,6 +141,12 @@ def known() -> dict[str, Any]:
       rounds=3,
     ),
     'sgd': tff_partial.sgd,
+    'shifted': tff_partial.from_keras(
+      _shifted,
+      loss=_of_logits,
+      labels=tf.TensorSpec([], tf.int32),
+      local='own',
+    ),
     'templates': tff_partial.templates,
     'tff_partial': tff_partial,
     'tokens': tff_partial.from_keras(_tokens, loss=_LOSS),

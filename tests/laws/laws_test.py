@@ -452,6 +452,17 @@ ROWS = [
     personal=True,
   ),
   Row(
+    'fed_dbe',
+    {
+      'features': lambda ratings: ratings[:, tf.newaxis],
+      'penalty': 0.1,
+      'training': _TRAINING,
+    },
+    baselines.build_fed_dbe_eval,
+    local=True,
+    personal=True,
+  ),
+  Row(
     'local_only',
     {'training': _TRAINING},
     baselines.build_local_only_eval,

@@ -11,12 +11,13 @@ The objective is the weighted sum of the outputs' mean losses. Labels are a
 structure like the losses: a mapping by output, or a tuple in order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tff_partial.arguments import checked_numbers
+from tff_partial.errors import SettingError
 from tff_partial.model import losses
 from tff_partial.model.keras_functions import mask_of
 from tff_partial.model.keras_variables import ModelError
@@ -27,6 +28,30 @@ def by_output(given: Any) -> dict[Any, Any]:
   if isinstance(given, Mapping):
     return dict(given)
   return dict(enumerate(given))
+
+
+def num_features(
+  prediction_spec: Any, features: Callable[[Any], tf.Tensor]
+) -> int:
+  """Return the length of an example's features.
+
+  Args:
+    prediction_spec: Specs of one example's prediction.
+    features: (a batch of the model's outputs) -> features `[batch, size]`.
+
+  Raises:
+    SettingError: If they are no vector of a known length.
+  """
+  found = features(
+    tf.nest.map_structure(
+      lambda spec: tf.zeros([1, *spec.shape], spec.dtype), prediction_spec
+    )
+  )
+  if found.shape.rank != 2 or found.shape[-1] is None:
+    raise SettingError(
+      f'features: those of one example are {found.shape[1:]}, not a vector.'
+    )
+  return int(found.shape[-1])
 
 
 def are_several(given: Any) -> bool:

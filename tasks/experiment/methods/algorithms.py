@@ -252,6 +252,15 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     personal=_PERSONAL,
     reads=('mixture', 'mixture_learning_rate'),
   ),
+  'fed_dbe': building.Algorithm(
+    building.fed_dbe,
+    building.measured_by('build_fed_dbe_eval'),
+    user=tasks_lib.SHIFTED,
+    personal=_PERSONAL,
+    why_not_private='its clients send the mean of their features, which no '
+    'noise covers. Use fed_per or fed_avg for a private run.',
+    reads=('penalty',),
+  ),
   'fed_proto': _FED_PROTO,
   'fed_proto_nearest': dataclasses.replace(
     _FED_PROTO, measure=building.fed_proto_nearest_eval, has_memory=True

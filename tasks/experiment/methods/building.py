@@ -223,6 +223,18 @@ def moon(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   )
 
 
+def fed_dbe(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return builder('build_fed_dbe')(
+    model,
+    features=lambda outputs: outputs[tasks_lib.FEATURES],
+    training=run.local.of_both(),
+    **dict[str, Any](run.hyperparameters.penalty_argument),
+    **run.server_arguments(),
+  )
+
+
 def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   return tff_partial.algorithms.build_apfl(
     model,

@@ -292,7 +292,7 @@ class Hyperparameters(Options):
   penalty: float | None = option(
     None,
     'mu of FedProx and MOON, lambda of Ditto, pFedMe, MR-MTL and FedProto, '
-    "alpha of FedDyn; by default the algorithm's.",
+    "alpha of FedDyn, kappa of FedDBE; by default the algorithm's.",
     at_least=0,
   )
   tau: float = option(

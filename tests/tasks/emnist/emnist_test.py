@@ -98,6 +98,8 @@ def test_the_last_layer_may_be_the_users(kind, own):
   names = {v.name for v in task.model_with('own').trainable('local')}
   assert names == own
   assert not list(task.model_with('nobody').trainable('local'))
+  (shift,) = task.model_with('shifted').trainable('local')
+  assert shift.name == 'shift/own'
   with pytest.raises(OptionError, match="no form 'table'"):
     task.model_with('table')
 
