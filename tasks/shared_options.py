@@ -28,9 +28,9 @@ def _shared(flag: str, text: str, **limits: Any) -> Callable[..., Any]:
 data_set = _shared(
   'data_set',
   'Which data: ml-1m, ml-100k or another edition of MovieLens, by default the '
-  'one in --data_dir; mnist or federated_emnist; for next_word lean_chat, '
-  'subreddit, stackoverflow, shakespeare, or a file or folder of JSON lines '
-  'with the fields author, time and text.',
+  'one in --data_dir; mnist, federated_emnist or femnist; for next_word '
+  'lean_chat, subreddit, stackoverflow, shakespeare, or a file or folder of '
+  'JSON lines with the fields author, time and text.',
 )
 protocol = _shared(
   'protocol',

@@ -1,8 +1,8 @@
 """Sources of handwritten digits and letters.
 
 MNIST in its original idx files, with the writers of QMNIST; TFF's federated
-EMNIST; and the 1,797 small digits that come with scikit-learn, which need no
-file.
+EMNIST; FEMNIST as LEAF writes it; and the 1,797 small digits that come with
+scikit-learn, which need no file.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,14 @@ import numpy as np
 from tasks.errors import DataError
 from tasks.files import idx_files
 from tasks.images import Images
+from tff_partial.data import client_forms
 
 FOLDER = 'emnist'
+LEAF_FOLDER = 'femnist'
 
 _SIDE = 28
+# Digits, and letters in both cases.
+_CHARACTERS = 62
 _MNIST_PARTS = {'train': ('train', 60_000), 'test': ('t10k', 10_000)}
 # QMNIST rebuilt MNIST with the writer of each image, in these columns.
 _LABEL, _WRITER = 0, 2
@@ -171,8 +175,57 @@ def load_federated_emnist(
     'federated_emnist',
     np.concatenate(pixels),
     np.concatenate(labels),
-    10 if only_digits else 62,
+    10 if only_digits else _CHARACTERS,
     ink=255,
     writers=np.array(writers),
     is_test=np.array(is_test),
+  )
+
+
+def load_leaf(data_dir: str | os.PathLike[str] | None) -> Images | None:
+  """Read FEMNIST from the JSON files of LEAF (Caldas et al., 2018).
+
+  Args:
+    data_dir: Its folder `femnist` holds them, or holds folders `train` and
+      `test` that do.
+
+  Returns:
+    The images, with full ink as a high value; in LEAF, paper is 1. None if
+    there are no such files.
+
+  Raises:
+    DataError: If a file is damaged.
+  """
+  folder = pathlib.Path(os.path.expanduser(data_dir or ''), LEAF_FOLDER)
+  parts = [folder / 'train', folder / 'test']
+  parts = parts if parts[0].is_dir() else [folder]
+  if not data_dir or not any(parts[0].glob('*.json')):
+    return None
+  pixels, labels, writers, is_test = [], [], [], []
+  for part in parts:
+    try:
+      for writer, held in client_forms.leaf_clients(part):
+        x = np.asarray(held['x'], np.float32).reshape(-1, _SIDE, _SIDE)
+        y = np.asarray(held['y'], np.int32)
+        if len(x) != len(y) or not np.isin(y, range(_CHARACTERS)).all():
+          raise ValueError(f'its {len(x)} images have {len(y)} labels {y[:3]}')
+        pixels.append(np.rint(255 * (1 - x)).astype(np.uint8))
+        labels.append(y)
+        writers += [writer] * len(y)
+        is_test += [part.name == 'test'] * len(y)
+    except (KeyError, TypeError, ValueError) as error:
+      raise DataError(
+        f'{part}: expected the files of LEAF, where each writer has images x '
+        f'of {_SIDE}x{_SIDE} numbers and labels y from 0 to '
+        f'{_CHARACTERS - 1}; {error!s:.120}. Make them again with its '
+        '`preprocess.sh`.'
+      ) from None
+  return Images(
+    'femnist',
+    np.concatenate(pixels),
+    np.concatenate(labels),
+    _CHARACTERS,
+    ink=255,
+    writers=np.array(writers),
+    is_test=np.array(is_test) if any(is_test) else None,
   )

@@ -12,8 +12,8 @@ from tasks.shared_options import TaskOptions
 NAME = 'emnist'
 LABELS, WRITERS = 'labels', 'writers'
 PARTITIONS = (LABELS, WRITERS)
-MNIST, FEDERATED = 'mnist', 'federated_emnist'
-EDITIONS = (MNIST, FEDERATED)
+MNIST, FEDERATED, FEMNIST = 'mnist', 'federated_emnist', 'femnist'
+EDITIONS = (MNIST, FEDERATED, FEMNIST)
 LINEAR, DENSE, CNN = 'linear', 'dense', 'cnn'
 MODELS = (LINEAR, DENSE, CNN)
 

@@ -2,9 +2,9 @@
 
 Users differ in one of two ways. `labels`: users hold a few labels each (MNIST
 over 20 users of two labels, as in the experiments of pFedMe). `writers`: users
-are the writers (MNIST with the writers of QMNIST, or TFF's federated EMNIST).
-Users are measured on images that they did not train with, or, under the
-protocol `unseen`, are writers who did not take part at all.
+are the writers (MNIST with the writers of QMNIST, TFF's federated EMNIST, or
+FEMNIST). Users are measured on images that they did not train with, or, under
+the protocol `unseen`, are writers who did not take part at all.
 """
 
 import functools
@@ -16,8 +16,9 @@ from tasks import images as images_lib
 from tasks.emnist import images as emnist_images
 from tasks.emnist import models as emnist_models
 from tasks.emnist.options import EmnistOptions
-from tasks.emnist.options import FEDERATED
+from tasks.emnist.options import FEMNIST
 from tasks.emnist.options import LABELS
+from tasks.emnist.options import MNIST
 from tasks.emnist.options import NAME
 from tasks.emnist.options import WRITERS
 from tasks.errors import OptionError
@@ -187,14 +188,23 @@ def load(
   del release
   if data.is_synthetic:
     return Emnist(emnist_images.load_digits(), options, seed)
-  if options.edition == FEDERATED:
-    if not data.download:
+  if options.edition != MNIST:
+    letters = options.edition == FEMNIST
+    found = emnist_images.load_leaf(data.data_dir) if letters else None
+    if found is None and not data.download:
       raise OptionError(
-        'Federated EMNIST comes through the loader of TFF, which fetches it '
-        'unless it was kept in --data_dir: allow that with --download.'
+        f'--data_set={options.edition} comes through the loader of TFF, which '
+        'fetches it unless it was kept in --data_dir: allow that with '
+        "--download. LEAF's JSON files of femnist are read from the folder "
+        f'{emnist_images.LEAF_FOLDER!r} below --data_dir.'
       )
     return Emnist(
-      emnist_images.load_federated_emnist(data.data_dir), options, seed
+      found
+      or emnist_images.load_federated_emnist(
+        data.data_dir, only_digits=not letters
+      ),
+      options,
+      seed,
     )
   # The test images are by other writers, with few images each.
   by_writer = options.partition == WRITERS

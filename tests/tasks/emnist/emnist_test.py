@@ -153,8 +153,8 @@ def test_digits_without_writers_are_refused():
 def test_federated_emnist_is_fetched_on_demand_only(monkeypatch):
   asked = []
 
-  def load(data_dir):
-    asked.append(data_dir)
+  def load(data_dir, only_digits):
+    asked.append((data_dir, only_digits))
     return emnist_images.load_digits()
 
   monkeypatch.setattr(emnist_images, 'load_federated_emnist', load)
@@ -163,7 +163,7 @@ def test_federated_emnist_is_fetched_on_demand_only(monkeypatch):
     options.load(Data(data_dir='somewhere'), 0)
   assert not asked
   task = options.load(Data(data_dir='somewhere', download=True), 0)
-  assert asked == ['somewhere']
+  assert asked == [('somewhere', True)]
   assert task.counts['users'] == 20
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import gzip
+import json
 import os
 import pathlib
 import struct
@@ -178,3 +179,31 @@ def test_federated_emnist_is_read_by_writer(tmp_path):
   assert images.labels.tolist() == [3, 7] * 3
   # Ink is high, as in MNIST.
   assert images.pixels[:, 0, 0].tolist() == [0, 255] * 3
+
+
+def _leaf(path: pathlib.Path, **clients) -> None:
+  """A file of LEAF with an all-paper and an all-ink image of each writer."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  images = [[1.0] * 784, [0.0] * 784]
+  held = {name: {'x': images, 'y': labels} for name, labels in clients.items()}
+  path.write_text(json.dumps({'users': list(held), 'user_data': held}))
+
+
+def test_femnist_is_read_from_leafs_files(tmp_path):
+  assert emnist_images.load_leaf(tmp_path) is None
+  _leaf(tmp_path / 'femnist/train/0.json', anna=[3, 61])
+  _leaf(tmp_path / 'femnist/train/1.json', bert=[10, 36])
+  _leaf(tmp_path / 'femnist/test/0.json', anna=[3, 5])
+  images = emnist_images.load_leaf(tmp_path)
+  assert images.writers.tolist() == ['anna'] * 2 + ['bert'] * 2 + ['anna'] * 2
+  assert images.is_test.tolist() == [False] * 4 + [True] * 2
+  assert images.labels.tolist() == [3, 61, 10, 36, 3, 5]
+  assert images.num_classes == 62
+  assert images.pixels[:, 27, 27].tolist() == [0, 255] * 3
+
+
+@pytest.mark.parametrize('labels', [[3, 62], [3]])
+def test_damaged_files_of_leaf_are_refused(tmp_path, labels):
+  _leaf(tmp_path / 'femnist/all.json', anna=labels)
+  with pytest.raises(DataError, match='femnist: expected the files of LEAF'):
+    emnist_images.load_leaf(tmp_path)
