@@ -27,6 +27,7 @@ from tff_partial.training import checkpoints
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
+from tff_partial.training import run_state
 from tff_partial.training import sampling
 from tff_partial.training.errors import ProgramError
 from tff_partial.training.errors import RunError
@@ -415,6 +416,18 @@ def test_what_is_better(new, best, expected):
 def test_when_a_round_has_diverged(loss, lost, first, expected):
   train = {'loss': loss, 'num_not_finite': lost}
   assert programs.StoppingRule().has_diverged(train, first, 10) == expected
+
+
+def test_a_tiny_first_loss_is_no_measure():
+  """Clients that begin by fitting a head have next to none in round one."""
+  state = run_state.Run.__new__(run_state.Run)
+  state.notes, stop = run_state.Notes(), programs.StoppingRule(rounds=3)
+  for state.round, loss in enumerate((0.1, 2.0, 1.0, 0.9, 6.5, 6.5, 6.5), 1):
+    state.note_training(
+      {'loss': loss, 'num_not_finite': 0, 'num_clients': 9}, 9, stop
+    )
+    assert state.is_over(9, stop) == (state.round == 7)
+  assert state.notes.first_loss == 2.0
 
 
 class _Changing(small_runs.Spy):

@@ -32,7 +32,7 @@ class Notes:
     best_validation: Their metrics in that round.
     validation: Those of the last evaluation.
     validations: All validated rounds with their pooled metrics.
-    first_loss: The first finite training loss.
+    first_loss: The largest finite training loss of the first rounds.
     first_validation_loss: The first finite validation loss.
     diverging_rounds: Number of rounds in a row that have diverged.
     ended_by: Name of the callback that ended the run.
@@ -172,7 +172,10 @@ class Run:
     notes.train = dict(metrics)
     if not size:
       return
-    notes.first_loss = _first(notes.first_loss, metrics)
+    if self.round <= stop.rounds:
+      losses = (notes.first_loss, _first(None, metrics))
+      known = [loss for loss in losses if loss is not None]
+      notes.first_loss = max(known, default=None)
     diverged = stop.has_diverged(metrics, notes.first_loss, size)
     notes.diverging_rounds = notes.diverging_rounds + 1 if diverged else 0
 

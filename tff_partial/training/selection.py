@@ -54,12 +54,13 @@ class StoppingRule:
   """Rule by which a run has diverged and is stopped.
 
   Weights can explode and stay finite for a thousand rounds. Training losses are
-  compared with the first training loss, those of the validation clients with
-  their first: where clients fit part of the model to their training examples,
-  the two differ widely from the start.
+  compared with the largest of the first `rounds` training losses, those of the
+  validation clients with their first: where clients fit part of the model to
+  their training examples, the two differ widely from the start, and the very
+  first training loss may be next to nothing.
 
   Attributes:
-    factor: A loss above this many times the first one means divergence.
+    factor: A loss above this many times that one means divergence.
     share_not_finite: So does a larger share of clients without finite losses
       and weights.
     rounds: Number of diverged rounds in a row that stop the run.
