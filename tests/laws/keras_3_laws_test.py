@@ -10,6 +10,8 @@ from tests.laws import laws_test
 from tests.support import planted
 import tff_partial
 from tff_partial.model import models
+from tff_partial.templates import implicit_factors
+from tff_partial.templates import rating_posteriors
 
 keras = pytest.importorskip('keras', minversion='3')
 
@@ -74,8 +76,14 @@ def _build_heads() -> keras.Model:
 @pytest.fixture(scope='module', name='model_of')
 def fixture_model_of() -> dict[str, models.PartialModel]:
   return {
+    # The library's own models, which are of Keras 2.
+    'posterior': rating_posteriors.build_model(planted.NUM_ITEMS, 3),
+    'implicit': implicit_factors.build_model(planted.NUM_ITEMS, 3),
     'partly local': planted.factorization(_build_tastes),
     'global': planted.factorization(_build_tastes, local=None),
+    'clustered': planted.factorization(
+      _build_tastes, local=None, group='user', num_groups=6
+    ),
     'grouped': tff_partial.from_keras(
       _build_heads,
       local='user',
