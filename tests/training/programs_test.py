@@ -430,6 +430,16 @@ def test_a_tiny_first_loss_is_no_measure():
   assert state.notes.first_loss == 2.0
 
 
+def test_the_first_loss_may_come_late():
+  """With Poisson sampling the first cohorts may be empty."""
+  state = run_state.Run.__new__(run_state.Run)
+  state.notes, stop = run_state.Notes(), programs.StoppingRule(rounds=2)
+  metrics = {'loss': 1.0, 'num_not_finite': 0, 'num_clients': 9}
+  for state.round, size in enumerate((0, 0, 9, 9), 1):
+    state.note_training({**metrics, 'loss': float(state.round)}, size, stop)
+  assert state.notes.first_loss == 3.0
+
+
 class _Changing(small_runs.Spy):
   """Clients that have other examples from some round on."""
 

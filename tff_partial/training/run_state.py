@@ -172,7 +172,7 @@ class Run:
     notes.train = dict(metrics)
     if not size:
       return
-    if self.round <= stop.rounds:
+    if self.round <= stop.rounds or notes.first_loss is None:
       losses = (notes.first_loss, _first(None, metrics))
       known = [loss for loss in losses if loss is not None]
       notes.first_loss = max(known, default=None)
