@@ -65,16 +65,15 @@ def write(config: Config, output: Output) -> None:
   with executing(config.runtime, done.get('jit_choices')):
     trainable = Trainable(config, task)
     saved = trainable.saved(run.path)
-    if ends.top_n_csv:
+    for is_wanted, name, write_one in (
+      (ends.top_n_csv, TOP_N_FILE, _write_top_n),
+      (ends.export_formats, f'folder {EXPORT_FOLDER}', _write_export),
+    ):
       try:
-        _write_top_n(config, task, trainable, saved, ends, run.path)
+        if is_wanted:
+          write_one(config, task, trainable, saved, ends, run.path)
       except errors.UserError as error:
-        print(f'No {TOP_N_FILE} is written. {error}')
-    if ends.export_formats:
-      try:
-        _write_export(config, task, trainable, saved, ends, run.path)
-      except errors.UserError as error:
-        print(f'No folder {EXPORT_FOLDER} is written. {error}')
+        print(f'No {name} is written. {error}')
 
 
 def _write_top_n(
