@@ -43,7 +43,7 @@ class LocalTraining(Options):
   batch_size: int = option(5, 'Examples of a step.', at_least=1, is_common=True)
   update_epochs: int = option(
     1,
-    'Passes of the update over its examples, at most.',
+    'Most passes of the update over its examples.',
     at_least=1,
     is_common=True,
   )
@@ -55,7 +55,7 @@ class LocalTraining(Options):
   )
   reconstruction_epochs: int = option(
     5,
-    'Passes of the reconstruction over its examples, at most.',
+    'Most passes of the reconstruction over its examples.',
     at_least=1,
     is_common=True,
   )

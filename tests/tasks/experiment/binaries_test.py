@@ -368,9 +368,9 @@ def test_a_run_that_diverges_says_so(tmp_path):
 @pytest.mark.parametrize('path', _RECIPES, ids=lambda path: path.stem)
 def test_recipes_are_for_flags_that_exist(path):
   config = from_recipe(path)
-  assert f'{path.stem}_'.startswith(f'{config.task.name}_') or (
-    path.stem == 'demo'
-  )
+  task = config.task
+  data = getattr(task, 'edition', getattr(task, 'corpus', 'demo'))
+  assert f'{path.stem}_'.startswith((f'{task.name}_', f'{data}_', 'demo_'))
   for task, algorithm in (('movielens', 'fed_recon'),):
     if path.stem.startswith(f'{task}_{algorithm}'):
       assert config.algorithm == algorithm
