@@ -11,6 +11,7 @@ from tff_partial.templates import ranking
 _ITEMS = 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('told', [False, True])
 def test_only_what_was_held_out_tells_of_random_tastes(told) -> None:
   """An evaluation whose clients solve for all of their items is told."""

@@ -68,6 +68,7 @@ def test_the_page_on_training_ends_early_and_stays_so():
   assert (again.rounds, again.ended_by) == (trained.rounds, trained.ended_by)
 
 
+@pytest.mark.slow
 def test_exact_reconstruction():
   known = _run('docs/exact.md', {})
   assert known['low'].shape == (5,)
