@@ -24,6 +24,9 @@ import sys
 
 import pandas as pd
 
+from tff_partial.analysis import run_folders
+from tff_partial.analysis import tables
+
 PAGES = pathlib.Path(__file__).parent / 'results'
 DEVIATION, PAPER = ' ±', ' paper'
 _ARROWS = {'↓': min, '↑': max}
@@ -55,12 +58,8 @@ def markdown(frame: pd.DataFrame) -> str:
     if best and not is_named:
       is_named = True
       texts.loc[best, first] = [f'**{row}**' for row in texts.loc[best, first]]
-  lines = [
-    '| ' + ' | '.join(row) + ' |'
-    for row in ([first.replace('row', ''), *shown], *texts.to_numpy().tolist())
-  ]
-  lines.insert(1, '|' + '---|' * (1 + len(shown)))
-  return re.sub(' +', ' ', '\n'.join(lines)) + '\n'
+  text = tables.markdown(texts.rename(columns={'row': ''}))
+  return re.sub(' +', ' ', text) + '\n'
 
 
 def _best(values: pd.Series, arrow: str) -> list[int]:
@@ -126,9 +125,6 @@ def add(
   Raises:
     ValueError: If runs differ in more, or some have not ended.
   """
-  from tff_partial.analysis import run_folders
-  from tff_partial.analysis import tables
-
   pairs = [column.rpartition('=')[::2] for column in columns]
   metrics = [pair[1] for pair in pairs]
   runs = run_folders.find([sweep_dir])

@@ -5,7 +5,7 @@ EMNIST; FEMNIST as LEAF writes it; and the 1,797 small digits that come with
 scikit-learn, which need no file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 import os
 import pathlib
 from typing import Any
@@ -23,6 +23,8 @@ LEAF_FOLDER = 'femnist'
 _SIDE = 28
 # Digits, and letters in both cases.
 _CHARACTERS = 62
+# A writer, images `[images, height, width]`, and labels `[images]`.
+_OfWriter = tuple[str, np.ndarray, np.ndarray]
 _MNIST_PARTS = {'train': ('train', 60_000), 'test': ('t10k', 10_000)}
 # QMNIST rebuilt MNIST with the writer of each image, in these columns.
 _LABEL, _WRITER = 0, 2
@@ -162,24 +164,19 @@ def load_federated_emnist(
       f'connection and the folder {folder or "of the Keras cache"}, or use '
       '--data=synthetic, which needs no files.'
     ) from error
-  pixels, labels, writers, is_test = [], [], [], []
-  for number, part in enumerate(parts):
-    for client in part.client_ids:
-      dataset = part.create_tf_dataset_for_client(client)
-      for batch in dataset.batch(1024).as_numpy_iterator():
-        pixels.append(np.rint(255 * (1 - batch['pixels'])).astype(np.uint8))
-        labels.append(batch['label'].astype(np.int32).reshape(-1))
-        writers += [client] * len(labels[-1])
-        is_test += [number > 0] * len(labels[-1])
-  return Images(
+  return _of_writers(
     'federated_emnist',
-    np.concatenate(pixels),
-    np.concatenate(labels),
     10 if only_digits else _CHARACTERS,
-    ink=255,
-    writers=np.array(writers),
-    is_test=np.array(is_test),
+    [_tff_writers(part) for part in parts],
   )
+
+
+def _tff_writers(part: Any) -> Iterator[_OfWriter]:
+  """Yield the images and labels of the writers of TFF's clients."""
+  for client in part.client_ids:
+    dataset = part.create_tf_dataset_for_client(client)
+    for batch in dataset.batch(1024).as_numpy_iterator():
+      yield client, batch['pixels'], batch['label'].reshape(-1)
 
 
 def load_leaf(data_dir: str | os.PathLike[str] | None) -> Images | None:
@@ -201,31 +198,50 @@ def load_leaf(data_dir: str | os.PathLike[str] | None) -> Images | None:
   parts = parts if parts[0].is_dir() else [folder]
   if not data_dir or not any(parts[0].glob('*.json')):
     return None
+  return _of_writers(LEAF_FOLDER, _CHARACTERS, list(map(_leaf_writers, parts)))
+
+
+def _leaf_writers(part: pathlib.Path) -> Iterator[_OfWriter]:
+  """Yield the images and labels of the writers in a folder of LEAF's files."""
+  try:
+    for writer, held in client_forms.leaf_clients(part):
+      x = np.asarray(held['x'], np.float32).reshape(-1, _SIDE, _SIDE)
+      y = np.asarray(held['y'], np.int32)
+      if len(x) != len(y) or not np.isin(y, range(_CHARACTERS)).all():
+        raise ValueError(f'its {len(x)} images have {len(y)} labels {y[:3]}')
+      yield writer, x, y
+  except (KeyError, TypeError, ValueError) as error:
+    raise DataError(
+      f'{part}: expected the files of LEAF, where each writer has images x '
+      f'of {_SIDE}x{_SIDE} numbers and labels y from 0 to '
+      f'{_CHARACTERS - 1}; {error!s:.120}. Make them again with its '
+      '`preprocess.sh`.'
+    ) from None
+
+
+def _of_writers(
+  name: str, num_classes: int, parts: Sequence[Iterator[_OfWriter]]
+) -> Images:
+  """Join the images of writers, on which 1 is paper.
+
+  Args:
+    name: The name of the data set.
+    num_classes: The number of characters.
+    parts: Those for training and, if the publisher divides them, for tests.
+  """
   pixels, labels, writers, is_test = [], [], [], []
-  for part in parts:
-    try:
-      for writer, held in client_forms.leaf_clients(part):
-        x = np.asarray(held['x'], np.float32).reshape(-1, _SIDE, _SIDE)
-        y = np.asarray(held['y'], np.int32)
-        if len(x) != len(y) or not np.isin(y, range(_CHARACTERS)).all():
-          raise ValueError(f'its {len(x)} images have {len(y)} labels {y[:3]}')
-        pixels.append(np.rint(255 * (1 - x)).astype(np.uint8))
-        labels.append(y)
-        writers += [writer] * len(y)
-        is_test += [part.name == 'test'] * len(y)
-    except (KeyError, TypeError, ValueError) as error:
-      raise DataError(
-        f'{part}: expected the files of LEAF, where each writer has images x '
-        f'of {_SIDE}x{_SIDE} numbers and labels y from 0 to '
-        f'{_CHARACTERS - 1}; {error!s:.120}. Make them again with its '
-        '`preprocess.sh`.'
-      ) from None
+  for number, part in enumerate(parts):
+    for writer, x, y in part:
+      pixels.append(np.rint(255 * (1 - x)).astype(np.uint8))
+      labels.append(y.astype(np.int32))
+      writers += [writer] * len(y)
+      is_test += [number > 0] * len(y)
   return Images(
-    'femnist',
+    name,
     np.concatenate(pixels),
     np.concatenate(labels),
-    _CHARACTERS,
+    num_classes,
     ink=255,
     writers=np.array(writers),
-    is_test=np.array(is_test) if any(is_test) else None,
+    is_test=np.array(is_test) if len(parts) > 1 else None,
   )

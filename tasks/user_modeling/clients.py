@@ -116,7 +116,7 @@ class ManyUserClients:
       for field, total in totals.items()
       for layer in model.layers
       if layer.name.startswith(field)
-      and any(len(table) != total for table in layer.get_weights())
+      and any(table.shape[0] != total for table in layer.weights)
     }
     return self._fields(self._parts[part][client], own)
 

@@ -1,6 +1,5 @@
 """Runs as tables and curves: what is averaged, marked and refused."""
 
-import json
 import math
 import pathlib
 from typing import Any
@@ -13,49 +12,12 @@ import pytest
 
 from tasks import report
 from tests.support import commands
+from tests.support import run_folders as folders
 from tff_partial.analysis import curves
 from tff_partial.analysis import figures
 from tff_partial.analysis import run_folders
 from tff_partial.analysis import tables
 from tff_partial.analysis.errors import AnalysisError
-
-_ROUNDS = 'round,loss,validation_rmse\n1,3.0,\n2,2.0,1.5\n3,1.0,\n4,0.5,1.1\n'
-
-
-def _write(
-  root: pathlib.Path,
-  name: str,
-  *,
-  seed: int = 0,
-  rmse: Any = 1.0,
-  diverged: bool = False,
-  ended: bool = True,
-  rounds: str = _ROUNDS,
-  more: Any = None,
-  **flags: Any,
-) -> pathlib.Path:
-  """A folder as a run leaves it."""
-  folder = root / name
-  folder.mkdir(parents=True)
-  flags = {'algorithm': 'fed_recon', 'seed': seed, **flags}
-  lines = [f'--{name}={value}' for name, value in flags.items()]
-  lines += [f'--output_dir={folder}', '# clip is not set']
-  (folder / 'flags.txt').write_text('\n'.join(lines) + '\n')
-  (folder / 'metrics.csv').write_text(rounds)
-  if ended:
-    test = {'rmse': rmse, 'num_clients': 3, 'per_client': {'rmse': {}}}
-    best = {**test, 'rmse': 0.5}
-    result = {
-      'seed': seed,
-      'diverged': diverged,
-      'test': {'unseen': test},
-      'best': {'test': {'unseen': best}},
-      'privacy': None,
-      'seconds': {'total': 7.5},
-      **(more or {}),
-    }
-    (folder / 'result.json').write_text(json.dumps(result))
-  return folder
 
 
 def _settings(root: pathlib.Path, *by: str) -> list[run_folders.Setting]:
@@ -76,7 +38,7 @@ def _is_picture(path: pathlib.Path) -> np.ndarray:
 def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path):
   for seed in (0, 1):
     for rate in (10.0, 0.5):
-      _write(tmp_path, f'{rate},{seed}', seed=seed, rate=rate)
+      folders.write(tmp_path, f'{rate},{seed}', seed=seed, rate=rate)
   settings = _settings(tmp_path)
   # Numbers in their order, not as texts.
   assert [s.values for s in settings] == [{'rate': '0.5'}, {'rate': '10.0'}]
@@ -85,20 +47,22 @@ def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path):
 
 
 def test_a_run_alone_is_named_after_its_algorithm(tmp_path):
-  (setting,) = run_folders.settings(run_folders.find([_write(tmp_path, 'a')]))
+  (setting,) = run_folders.settings(
+    run_folders.find([folders.write(tmp_path, 'a')])
+  )
   assert setting.label == 'fed_recon'
 
 
 def test_different_runs_are_not_averaged_in_silence(tmp_path):
-  _write(tmp_path, 'a', rate=1, algorithm='furl')
-  _write(tmp_path, 'b', rate=2, seed=1, algorithm='furl')
+  folders.write(tmp_path, 'a', rate=1, algorithm='furl')
+  folders.write(tmp_path, 'b', rate=2, seed=1, algorithm='furl')
   with pytest.raises(AnalysisError, match="differ in rate: '1' and '2'"):
     _settings(tmp_path, 'algorithm')
 
 
 def test_a_seed_counts_once(tmp_path):
   for name in 'ab':
-    _write(tmp_path, name, seed=3)
+    folders.write(tmp_path, name, seed=3)
   with pytest.raises(AnalysisError, match='same seed 3.*not count twice'):
     _settings(tmp_path)
 
@@ -108,7 +72,7 @@ def test_missing_and_damaged_folders_are_refused(tmp_path):
     run_folders.find([tmp_path / 'nowhere'])
   with pytest.raises(AnalysisError, match='no run here or below'):
     run_folders.find([tmp_path])
-  folder = _write(tmp_path, 'a')
+  folder = folders.write(tmp_path, 'a')
   (folder / 'result.json').write_text('{"seed": 0,')
   with pytest.raises(
     AnalysisError, match='result.json: not the result of a run'
@@ -122,12 +86,12 @@ def test_missing_and_damaged_folders_are_refused(tmp_path):
 @pytest.fixture(name='sweep')
 def fixture_sweep(tmp_path):
   """Two seeds of one rate; one of another, beside two that were lost."""
-  _write(tmp_path, 'a0', rate=1, seed=0, rmse=0.8)
-  _write(tmp_path, 'a1', rate=1, seed=1, rmse=1.0)
-  _write(tmp_path, 'b0', rate=2, seed=0, rmse=0.7)
-  _write(tmp_path, 'b1', rate=2, seed=1, rmse='inf', diverged=True)
-  _write(tmp_path, 'b2', rate=2, seed=2, ended=False)
-  _write(tmp_path, 'c0', rate=3, seed=0, rmse='nan', diverged=True)
+  folders.write(tmp_path, 'a0', rate=1, seed=0, rmse=0.8)
+  folders.write(tmp_path, 'a1', rate=1, seed=1, rmse=1.0)
+  folders.write(tmp_path, 'b0', rate=2, seed=0, rmse=0.7)
+  folders.write(tmp_path, 'b1', rate=2, seed=1, rmse='inf', diverged=True)
+  folders.write(tmp_path, 'b2', rate=2, seed=2, ended=False)
+  folders.write(tmp_path, 'c0', rate=3, seed=0, rmse='nan', diverged=True)
   return tmp_path
 
 
@@ -180,7 +144,9 @@ def test_the_best_round_and_other_numbers_are_reported(sweep):
 
 
 def test_epsilon_stands_in_the_table_where_there_is_one(tmp_path):
-  _write(tmp_path, 'a', more={'privacy': {'epsilon': 8.0, 'delta': 1e-5}})
+  folders.write(
+    tmp_path, 'a', more={'privacy': {'epsilon': 8.0, 'delta': 1e-5}}
+  )
   table = tables.gather(_settings(tmp_path))
   assert table.metrics == ('rmse', 'privacy/epsilon')
   assert table.frame['privacy/epsilon'][0] == 8.0
@@ -188,7 +154,7 @@ def test_epsilon_stands_in_the_table_where_there_is_one(tmp_path):
 
 def test_several_exams_are_told_apart(tmp_path):
   exams = {'seen': {'rmse': 0.8}, 'unseen': {'rmse': 0.9}}
-  _write(tmp_path, 'a', more={'test': exams})
+  folders.write(tmp_path, 'a', more={'test': exams})
   table = tables.gather(_settings(tmp_path))
   assert table.metrics == ('seen rmse', 'unseen rmse')
   assert list(table.frame.loc[0, list(table.metrics)]) == [0.8, 0.9]
@@ -208,7 +174,7 @@ def test_a_metric_over_a_setting(sweep, tmp_path):
 
 
 def test_empty_cells_are_no_values(tmp_path):
-  (run,) = run_folders.find([_write(tmp_path, 'a')])
+  (run,) = run_folders.find([folders.write(tmp_path, 'a')])
   assert curves.read(run, 'validation_rmse').values.to_dict() == {
     2: 1.5,
     4: 1.1,
@@ -232,7 +198,7 @@ def test_the_band_is_one_deviation_over_common_rounds():
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):
-  folder = _write(tmp_path, 'a')
+  folder = folders.write(tmp_path, 'a')
   (run,) = run_folders.find([folder])
   with pytest.raises(AnalysisError, match="no metric 'auc'.*loss"):
     curves.read(run, 'auc')
@@ -307,8 +273,8 @@ def test_curves_are_put_over_what_has_travelled(tmp_path):
   for seed, by_rows in enumerate((4.0, 6.0)):
     more = _counted(upload_bytes_by_rows=by_rows)
     name = f'seed={seed}'
-    _write(tmp_path, name, seed=seed, rounds=_OF_CLIENTS, more=more)
-  _write(tmp_path, 'seed=2', seed=2, rounds=_OF_CLIENTS, ended=False)
+    folders.write(tmp_path, name, seed=seed, rounds=_OF_CLIENTS, more=more)
+  folders.write(tmp_path, 'seed=2', seed=2, rounds=_OF_CLIENTS, ended=False)
   (setting,) = _settings(tmp_path)
   traces = [curves.read(run, 'loss') for run in setting.runs]
   # Five clients a round load 10 parameters and send 5.
@@ -328,7 +294,7 @@ def test_curves_are_put_over_what_has_travelled(tmp_path):
   ],
 )
 def test_traffic_that_was_not_counted_is_refused(tmp_path, more, message):
-  _write(tmp_path, 'run', rounds=_OF_CLIENTS, more=more)
+  folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, more=more)
   (setting,) = _settings(tmp_path)
   traces = [curves.read(run, 'loss') for run in setting.runs]
   with pytest.raises(AnalysisError, match=message):
@@ -366,7 +332,7 @@ def test_the_report_is_written(sweep, tmp_path):
 
 
 def test_the_report_draws_curves_over_bytes(tmp_path):
-  _write(tmp_path, 'run', rounds=_OF_CLIENTS, more=_counted())
+  folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, more=_counted())
   output = tmp_path / 'report'
   report.main(
     report.Report(

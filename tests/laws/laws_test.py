@@ -114,6 +114,29 @@ def _partly_local(
   return Row(name, options, measure, measuring or {}, True, True, exact)
 
 
+def _fed_embed(name: str, of_local: Any, exact: bool = True) -> Row:
+  parts = {'parts': planted.HEADS, 'assignment': planted.OF_FIRST_ITEM}
+  return Row(
+    name,
+    {
+      **parts,
+      'training': Phase(
+        optimizer={tiers.GLOBAL: sgd(0.03), tiers.LOCAL: of_local},
+        batch_size=5,
+        epochs=5,
+        shuffle=True,
+      ),
+      'server_optimizer': optimizers.build_adam(0.1),
+    },
+    algorithms.build_fed_embed_eval,
+    {**parts, 'split': splits.same()},
+    local=True,
+    personal=True,
+    grouped=True,
+    exact=exact,
+  )
+
+
 ROWS = [
   _partly_local(
     'fed_recon',
@@ -251,53 +274,8 @@ ROWS = [
     personal=True,
     shares_copies=True,
   ),
-  Row(
-    'fed_embed',
-    {
-      'parts': planted.HEADS,
-      'assignment': planted.OF_FIRST_ITEM,
-      'training': Phase(
-        optimizer={tiers.GLOBAL: sgd(0.03), tiers.LOCAL: sgd(0.05)},
-        batch_size=5,
-        epochs=5,
-        shuffle=True,
-      ),
-      'server_optimizer': optimizers.build_adam(0.1),
-    },
-    algorithms.build_fed_embed_eval,
-    {
-      'parts': planted.HEADS,
-      'assignment': planted.OF_FIRST_ITEM,
-      'split': splits.same(),
-    },
-    local=True,
-    personal=True,
-    grouped=True,
-  ),
-  Row(
-    'fed_embed, exact',
-    {
-      'parts': planted.HEADS,
-      'assignment': planted.OF_FIRST_ITEM,
-      'training': Phase(
-        optimizer={tiers.GLOBAL: sgd(0.03), tiers.LOCAL: Exact()},
-        batch_size=5,
-        epochs=5,
-        shuffle=True,
-      ),
-      'server_optimizer': optimizers.build_adam(0.1),
-    },
-    algorithms.build_fed_embed_eval,
-    {
-      'parts': planted.HEADS,
-      'assignment': planted.OF_FIRST_ITEM,
-      'split': splits.same(),
-    },
-    local=True,
-    personal=True,
-    grouped=True,
-    exact=False,
-  ),
+  _fed_embed('fed_embed', sgd(0.05)),
+  _fed_embed('fed_embed, exact', Exact(), exact=False),
   _partly_local(
     'fed_rep',
     algorithms.build_fed_rep_eval,
