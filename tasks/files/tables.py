@@ -4,8 +4,10 @@ A damaged value is never skipped or repaired: an error names its line.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import pathlib
 import re
@@ -35,8 +37,8 @@ class TextTable:
   Attributes:
     path: The file.
     texts: Texts without spaces around them, as categories, some of which no
-      line has. The index has the numbers of lines; all that stands in quotes
-      counts as one.
+      line has, or whole numbers. The index has the numbers of lines; all that
+      stands in quotes counts as one.
     remedy: Ends messages about damaged lines.
   """
 
@@ -66,6 +68,8 @@ class TextTable:
       DataError: If a value is wrong; names the first such line.
     """
     used = self.texts[column]
+    if used.dtype == np.int64:
+      return used
     texts = pd.Series(used.cat.categories, dtype=object)
     match = re.compile(pattern).fullmatch
     parsed = parse(texts[[bool(match(text)) for text in texts]])
@@ -98,6 +102,7 @@ def read(
   names: Sequence[str] = (),
   separator: str | None = ',',
   must_end: bool = False,
+  whole: Sequence[int] = (),
 ) -> TextTable:
   """Read a file; lines without anything are no rows.
 
@@ -110,11 +115,13 @@ def read(
     separator: What stands between values; None for what the first line has most
       of.
     must_end: True if a last line without a line end is damaged.
+    whole: Places of columns of which all values should be `WHOLE`. They are
+      read as numbers, several times faster, if they are.
 
   Raises:
     DataError: If the file cannot be read, or a line has too many values.
   """
-  encoding = 'utf-8-sig'
+  encoding, header = 'utf-8-sig', 0 if names else 1
   try:
     data = path.read_bytes()
     if b'\0' in data:
@@ -132,20 +139,27 @@ def read(
       one = max(_SEPARATORS, key=data.partition(b'\n')[0].count)
     if len(one) > 1:  # The fast parser knows separators of one byte only.
       data, one = data.replace(one, b'\x1f'), b'\x1f'
-    table = pd.read_csv(
-      io.BytesIO(data),
+    parse: Any = functools.partial(
+      pd.read_csv,
       sep=one.decode(),
       header=None,
       low_memory=False,
-      dtype=str,
       na_filter=False,
       skip_blank_lines=False,
       skipinitialspace=True,
       quoting=csv.QUOTE_NONE if names else csv.QUOTE_MINIMAL,
       encoding=encoding,
     )
-    if names and table.shape[1] != len(names):
+    first = parse(io.BytesIO(data), dtype=str, nrows=1)
+    if names and first.shape[1] != len(names):
       raise ValueError(f'line 1 has no {len(names)} values')
+    table = None
+    if whole and b'+' not in data:
+      # A damaged line is an error, of which the texts tell which it is.
+      with contextlib.suppress(ValueError):
+        table = _with_numbers(parse, data, first.columns, whole, header)
+    if table is None:
+      table = parse(io.BytesIO(data), dtype=str).iloc[header:]
   except pd.errors.EmptyDataError:
     raise DataError(f'{path}: the file is empty. {remedy}') from None
   except (OSError, ValueError) as error:
@@ -156,17 +170,36 @@ def read(
       problem += f'; a line is {(separator or ",").join(names)}'
     raise DataError(f'{path}: cannot be read ({problem}). {remedy}') from None
   table.index += 1
-  rows = table if names else table.iloc[1:]
-  columns = [_categories(rows[place]) for place in table]
+  columns = [_categories(table[place]) for place in table]
   texts = pd.concat(columns, axis=1)
-  texts.columns = pd.Index(names or [str(x).strip() for x in table.iloc[0]])
-  if all('' in column.cat.categories for column in columns):
-    is_blank = np.logical_and.reduce([column == '' for column in columns])
-    texts = texts[~is_blank]
-  return TextTable(path, texts, remedy)
+  texts.columns = pd.Index(names or [str(x).strip() for x in first.iloc[0]])
+  is_blank = np.logical_and.reduce([column == '' for column in columns])
+  return TextTable(path, texts[~is_blank], remedy)
+
+
+def _with_numbers(
+  parse: Callable[..., pd.DataFrame],
+  data: bytes,
+  columns: pd.Index,
+  whole: Sequence[int],
+  header: int,
+) -> pd.DataFrame:
+  """Parse all but the header, with numbers, which must be `WHOLE`."""
+  kinds = dict.fromkeys(columns, str) | dict.fromkeys(whole, np.int64)
+  table = parse(io.BytesIO(data), dtype=kinds, skiprows=header)
+  numbers = table[list(whole)].to_numpy()
+  if (
+    len(table.columns) != len(columns)
+    or not ((numbers >= 0) & (numbers < 10**18)).all()
+  ):
+    raise ValueError
+  table.index += header
+  return table
 
 
 def _categories(column: pd.Series) -> pd.Series:
+  if column.dtype == np.int64:
+    return column
   codes: Any
   codes, texts = pd.factorize(column)
   stripped = pd.Index([text.strip() for text in texts], dtype=object)

@@ -70,6 +70,11 @@ class File:
       separator=self.separator,
       remedy=REMEDY_DAMAGED,
       must_end=True,
+      whole=[
+        place
+        for place, column in enumerate(self.columns)
+        if _NUMBERS.get(column) == tables.WHOLE
+      ],
     )
     header = ','.join(table.texts.columns)
     if header != (self.header or ','.join(self.columns)):

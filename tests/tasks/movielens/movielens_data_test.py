@@ -196,6 +196,8 @@ def test_the_data_set_can_be_chosen(tmp_path):
     ('30::90::3.5::1000', "line 4: 'rating' should be a rating on the scale"),
     ('30::90::4::-1', "line 4: 'timestamp' should be .*, found '-1'"),
     ('30::90::4::9223372036854775808', "line 4: 'timestamp' should be a whole"),
+    ('30::90::4::1000000000000000000', "line 4: 'timestamp' should be a whole"),
+    ('+30::90::4::1000', "line 4: 'user_id' should be .*, found '\\+30'"),
     ('30::90::4::1000\x00', 'it has zero bytes'),
   ],
 )
