@@ -291,3 +291,43 @@ def test_a_metric_leaves_out_what_a_layer_masks():
   ).values()
   # One of the three words is a 1; the two of the first sentence weigh 1 each.
   assert [tensor.numpy() for tensor in state] == [1.0, 2.5]
+
+
+@pytest.mark.parametrize('build', [metrics.AUC, metrics.Precision])
+def test_thresholds_leave_out_what_a_layer_masks(build):
+  labels = np.array([[1, 0, 1], [0, 1, 1]], np.float32)[..., None]
+  predicted = np.array([[0.9, 0.6, 0.1], [0.7, 0.8, 0.2]], np.float32)
+  mask = np.array([[1, 1, 0], [1, 0, 0]], bool)
+  weight = np.array([1.0, 0.5], np.float32)
+  pure = _pure([build], labels, predicted[..., None])
+  predictions = tf.constant(predicted[..., None])
+  predictions._keras_mask = tf.constant(mask)
+  state = pure.update(
+    pure.initial_state(), tf.constant(labels), predictions, tf.constant(weight)
+  )
+  expected = build()
+  expected.update_state(
+    labels[mask], predicted[mask][:, None], sample_weight=[1.0, 1.0, 0.5]
+  )
+  (name,) = pure.names
+  found = pure.finalizers()[name](state[name])
+  np.testing.assert_allclose(found, expected.result(), rtol=1e-6)
+
+
+def test_each_output_has_its_own_mask():
+  labels = {'a': np.ones([2, 3, 1], 'f'), 'b': np.ones([2, 1], 'f')}
+  specs = {name: _spec(array) for name, array in labels.items()}
+  pure = keras_metrics.PureMetrics(
+    {'a': 'mae', 'b': 'mae'}, specs, specs, tf.TensorSpec([], tf.float32)
+  )
+  steps = tf.constant([[[0.0], [1.0], [9.0]], [[4.0], [9.0], [9.0]]])
+  steps._keras_mask = tf.constant([[True, True, False], [True, False, False]])
+  state = pure.update(
+    pure.initial_state(),
+    tf.nest.map_structure(tf.constant, labels),
+    {'a': steps, 'b': tf.zeros([2, 1])},
+    tf.ones([2]),
+  )
+  # The steps err by 1, 0 and 3.
+  assert [t.numpy() for t in state['a_mae']] == [4.0, 3.0]
+  assert [t.numpy() for t in state['b_mae']] == [2.0, 2.0]

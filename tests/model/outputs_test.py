@@ -176,3 +176,19 @@ def test_labels_lie_within_their_classes() -> None:
 def test_what_no_output_has_is_refused(options: Any, message: str) -> None:
   with pytest.raises(ModelError, match=message):
     _model(**options)
+
+
+def test_a_masked_output_beside_another_is_refused() -> None:
+  def build() -> tf.keras.Model:
+    x = keras.Input([3], dtype='int32')
+    steps = keras.layers.Embedding(4, 2, mask_zero=True)(x)
+    mean = keras.layers.GlobalAveragePooling1D()(steps)
+    return keras.Model(x, {'rating': mean, 'steps': steps})
+
+  with pytest.raises(ModelError, match="'steps' has a mask, and so means over"):
+    _model(
+      build,
+      loss={'rating': 'mse', 'steps': 'mse'},
+      loss_weights=None,
+      metrics=(),
+    )

@@ -37,6 +37,12 @@ LOSS = 'loss'
 # Losses that layers add for their weights, if any.
 REGULARIZATION = 'regularization'
 COUNTS = ('num_examples', 'num_clients', 'num_not_finite')
+# Keras's metrics that compare predictions with thresholds.
+_THRESHOLDED = (
+  tf.keras.metrics.AUC,
+  tf.keras.metrics.Precision,
+  tf.keras.metrics.Recall,
+)
 
 
 def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,9 +208,17 @@ class PureMetrics:
     """Update a metric's variables."""
     weight = outputs.weight_of(output, labels, weight)
     labels, predictions = outputs.part_of(output, labels, predictions)
+    mask = keras_functions.mask_of(predictions)
+    if mask is not None:
+      weight = losses.expand(weight, mask.shape.rank, 'The weight of examples')
+      weight *= tf.cast(mask, weight.dtype)
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
       has_steps = weight.shape.rank > 1
       labels, predictions = losses.aligned(labels, predictions, has_steps)
+    elif isinstance(metric, _THRESHOLDED) and tf.is_tensor(predictions):
+      # They add only one axis to weights.
+      rank = max(weight.shape.rank, predictions.shape.rank - 1)
+      weight = losses.expand(weight, rank, 'The weight of examples')
     _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
 
   def initial_state(self) -> MetricState:
@@ -218,10 +232,6 @@ class PureMetrics:
     self, state: MetricState, labels: Any, predictions: Any, weight: tf.Tensor
   ) -> MetricState:
     """Return the states after a batch; `weight` is 0 for padding."""
-    mask = keras_functions.mask_of(predictions)
-    if mask is not None:
-      weight = losses.expand(weight, mask.shape.rank, 'The weight of examples')
-      weight *= tf.cast(mask, weight.dtype)
     result = collections.OrderedDict()
     for position, name in enumerate(self.names):
       metric, variables = self._metric_on(position, state[name])
