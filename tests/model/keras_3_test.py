@@ -154,15 +154,16 @@ def test_predictions_are_those_of_the_model():
   np.testing.assert_allclose(penalty, 0.01 * (kernel**2).sum(), rtol=1e-6)
 
 
-def test_layers_of_mixed_precision_compute_in_bfloat16():
+@pytest.mark.parametrize('half', ['bfloat16', 'float16'])
+def test_layers_of_mixed_precision_compute_in_it(half: str):
   model = tff_partial.from_keras(
-    _around(_dense(dtype='mixed_bfloat16')), loss='mse'
+    _around(_dense(dtype=f'mixed_{half}')), loss='mse'
   )
   weights = {tier: model.initial_weights(tier, _SEED) for tier in model.tiers}
   x = np.random.default_rng(0).normal(size=[5, 4]).astype(np.float32)
   predictions, _ = model.predict(weights, {}, x, training=False, seed=_SEED)
   made = model.to_keras(*weights.values())
-  assert made.layers[0].compute_dtype == 'bfloat16'
+  assert made.layers[0].compute_dtype == half
   wanted = tf.cast(made(x), tf.float32)
   np.testing.assert_allclose(predictions, wanted, rtol=0.01, atol=0.005)
   full = tf.matmul(x, made.layers[0].kernel.value)
@@ -377,9 +378,9 @@ def _dense(**options):
     (_around(_dense(kernel_constraint='non_neg')), {}, 'has a constraint'),
     (_around(_dense(), Shuffling), {}, 'draws by `keras.random.shuffle`'),
     (
-      _around(_dense(dtype='mixed_float16')),
+      _around(_dense(dtype='float16')),
       {},
-      'computes in float16',
+      'has weights of float16',
     ),
     (_around(_dense()), {'client_sized': 'dense'}, 'this one is of Keras 3'),
     (

@@ -179,10 +179,6 @@ _SHARED = layers.Dense(1, name='shared')
       'examples before you pack them',
     ),
     (
-      _stack(layers.Dense(3, dtype='mixed_float16', name='half')),
-      "Layer 'half' computes in float16, .* Use the dtype policy mixed_b",
-    ),
-    (
       _stack(layers.Dense(3, dtype='bfloat16', name='half')),
       "Layer 'half' has weights of bfloat16, .* Use the dtype policy mixed_",
     ),

@@ -1,4 +1,4 @@
-"""Keras's dtype policy mixed_bfloat16: layers compute in it, weights do not."""
+"""Keras's policies of half precision: layers compute in it, weights do not."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,10 +17,10 @@ keras = tf.keras
 L2 = keras.regularizers.L2(0.5)
 
 
-@pytest.fixture(autouse=True)
-def fixture_policy() -> Iterator[None]:
-  keras.mixed_precision.set_global_policy('mixed_bfloat16')
-  yield
+@pytest.fixture(params=['bfloat16', 'float16'], autouse=True)
+def half(request: pytest.FixtureRequest) -> Iterator[str]:
+  keras.mixed_precision.set_global_policy(f'mixed_{request.param}')
+  yield request.param
   keras.mixed_precision.set_global_policy('float32')
 
 
@@ -64,7 +64,10 @@ WORDS = np.random.default_rng(0).integers(0, 9, [8, 6]).astype(np.int32)
   ],
 )
 def test_a_step_is_that_of_keras(
-  build: Callable[[], tf.keras.Model], state: str | None, x: np.ndarray
+  half: str,
+  build: Callable[[], tf.keras.Model],
+  state: str | None,
+  x: np.ndarray,
 ):
   """Also where the policy is another one when clients train."""
   model = keras_models.from_keras(build, loss='mse', state=state)
@@ -74,8 +77,11 @@ def test_a_step_is_that_of_keras(
   y = _numbers(8, 1)
   before = planted.global_weights(process, process.initialize())
   theirs = model.to_keras(process.get_model_weights(process.initialize()))
-  assert theirs.get_layer('head').compute_dtype == 'bfloat16'
-  theirs.compile(keras.optimizers.legacy.SGD(0.1), 'mse', jit_compile=False)
+  assert theirs.get_layer('head').compute_dtype == half
+  optimizer = keras.mixed_precision.LossScaleOptimizer(
+    keras.optimizers.SGD(0.1), dynamic=False, initial_scale=1024.0
+  )
+  theirs.compile(optimizer, 'mse', jit_compile=False)
   theirs.fit(x, y, batch_size=8, verbose=0)
 
   keras.mixed_precision.set_global_policy('float32')
@@ -84,7 +90,7 @@ def test_a_step_is_that_of_keras(
   )
   after = planted.global_weights(process, output.state)
   ours = model.to_keras(process.get_model_weights(output.state))
-  assert ours.get_layer('head').compute_dtype == 'bfloat16'
+  assert ours.get_layer('head').compute_dtype == half
   for mine, wanted in zip(ours.variables, theirs.variables, strict=True):
     # Keras rounds the loss and what flows back from it to bfloat16 as well.
     np.testing.assert_allclose(mine, wanted, rtol=0.02, atol=0.005)
@@ -115,3 +121,30 @@ def test_predictions_are_those_of_keras_in_float32():
   np.testing.assert_allclose(
     loss, 0.5 * np.sum(np.square(_numbers(4, 3))), rtol=1e-6
   )
+
+
+def test_small_gradients_do_not_vanish():
+  """Two examples with x = 1 and labels -2e-8, from a weight of 0.
+
+  The loss, a mean of products of predictions and labels, has the gradient
+  -2e-8, of which half, that of one example, is zero in float16.
+  """
+
+  def build() -> tf.keras.Model:
+    x = keras.Input([1])
+    head = keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros')
+    return keras.Model(x, head(x))
+
+  model = keras_models.from_keras(
+    build, loss=lambda y, found: (y * found)[:, 0]
+  )
+  process = algorithms.build_fed_avg(
+    model, training=Phase(optimizer=sgd(1.0), batch_size=None)
+  )
+  examples = {
+    'x': np.ones([2, 1], np.float32),
+    'y': np.full([2, 1], -2e-8, np.float32),
+  }
+  output = planted.run(process, planted.cohort_of(process, {'one': examples}))
+  (kernel,) = planted.global_weights(process, output.state).values()
+  np.testing.assert_allclose(kernel, [[2e-8]], rtol=0.01)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
+from tff_partial.model import loss_scaling
 
 
 class ModelFunctions(Protocol):
@@ -38,6 +39,23 @@ class ModelFunctions(Protocol):
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
     """Make a Keras model with a value for each variable, by its name."""
+
+
+def call(
+  functions: ModelFunctions,
+  tensors: dict[str, tf.Tensor],
+  inputs: Any,
+  *,
+  training: bool,
+  seed: tf.Tensor,
+) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
+  """Call functions of a model, with gradients inside it at its loss scale."""
+  scale = functions.spec.loss_scale
+  tensors = loss_scaling.scaled(tensors, 1 / scale)
+  outputs, losses, states = functions.call(
+    tensors, inputs, training=training, seed=seed
+  )
+  return *loss_scaling.scaled((outputs, losses), scale), states
 
 
 class ComputedFunctions:

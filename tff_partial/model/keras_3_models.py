@@ -17,6 +17,7 @@ from tff_partial import random_bits
 from tff_partial.model import keras_3
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
+from tff_partial.model import loss_scaling
 from tff_partial.model import tracing
 from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
@@ -72,6 +73,7 @@ class Keras3Functions:
       tuple(dict.fromkeys(layer.name for layer in layers)),
       inputs,
       outputs,
+      loss_scaling.scale_of(layers),
     )
 
   def changed(self) -> frozenset[str]:

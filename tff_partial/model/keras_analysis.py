@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tff_partial.model import client_tables
 from tff_partial.model import keras_variables
+from tff_partial.model import loss_scaling
 from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
 from tff_partial.model.keras_refusals import ASSIGNMENTS
@@ -108,12 +109,14 @@ class KerasSpec(NamedTuple):
     layers: Names of all layers.
     inputs: Structure of `tf.TensorSpec` of one example's input.
     outputs: Structure of `tf.TensorSpec` of one example's prediction.
+    loss_scale: Multiplies gradients inside the model: see `loss_scaling`.
   """
 
   variables: tuple[VariableSpec, ...]
   layers: tuple[str, ...]
   inputs: Any
   outputs: Any
+  loss_scale: float
 
 
 def layers_of(
@@ -320,6 +323,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
     tf.nest.map_structure(
       lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
     ),
+    loss_scaling.scale_of(layers),
   )
 
 

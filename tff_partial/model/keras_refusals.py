@@ -159,13 +159,8 @@ def refuse_layer(layer: tf.keras.layers.Layer) -> None:
   if layer.variable_dtype in _HALF:
     raise ModelError(
       f'Layer {layer.name!r} has weights of {layer.variable_dtype}, in which '
-      'small steps are lost by rounding. Use the dtype policy mixed_bfloat16, '
-      'whose weights are of float32.'
-    )
-  if layer.compute_dtype == 'float16':
-    raise ModelError(
-      f'Layer {layer.name!r} computes in float16, in which small gradients '
-      'vanish unless losses are scaled. Use the dtype policy mixed_bfloat16.'
+      'small steps are lost by rounding. Use the dtype policy mixed_bfloat16 '
+      'or mixed_float16, whose weights are of float32.'
     )
 
 

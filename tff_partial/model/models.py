@@ -17,12 +17,12 @@ from tff_partial import tiers as tiers_lib
 from tff_partial.data import examples as examples_lib
 from tff_partial.data import id_ranges
 from tff_partial.model import client_tables
+from tff_partial.model import functions as functions_lib
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import keras_metrics
 from tff_partial.model import losses
 from tff_partial.model import traced_checks
-from tff_partial.model.functions import ModelFunctions
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import classes
 from tff_partial.model.losses import LossFn
@@ -50,10 +50,8 @@ class PartialModel:
     loss_function: The loss, a function or a Keras loss.
     given_values: First values that were given rather than drawn, by name.
     is_regularized: True if layers add losses of weights.
-    only_looked_up: Names of the trainable tables that the model uses only for
-      row lookups.
-    state: Names of the variables that layers change in training, such as moving
-      averages: weights of a tier that no gradients move.
+    only_looked_up: Names of the trainable tables of which only rows are read.
+    state: Names of the variables that layers change and no gradients move.
     variances: Name of each moving variance to that of its moving mean.
     seed: Draws the first values of the global weights.
   """
@@ -61,7 +59,7 @@ class PartialModel:
   def __init__(
     self,
     build: Callable[[], tf.keras.Model],
-    functions: ModelFunctions,
+    functions: functions_lib.ModelFunctions,
     tier_of: Mapping[str, str],
     *,
     num_groups: int,
@@ -109,7 +107,7 @@ class PartialModel:
 
   def _set_functions(
     self,
-    functions: ModelFunctions,
+    functions: functions_lib.ModelFunctions,
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> id_ranges.Ids:
@@ -136,7 +134,9 @@ class PartialModel:
 
   def with_functions(
     self,
-    wrap: Callable[[ModelFunctions], ModelFunctions],
+    wrap: Callable[
+      [functions_lib.ModelFunctions], functions_lib.ModelFunctions
+    ],
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> 'PartialModel':
@@ -315,7 +315,9 @@ class PartialModel:
     tensors = dict(frozen)
     for named in weights.values():
       tensors.update(named)
-    return self._functions.call(tensors, inputs, training=training, seed=seed)
+    return functions_lib.call(
+      self._functions, tensors, inputs, training=training, seed=seed
+    )
 
   def loss(
     self,
@@ -347,11 +349,7 @@ class PartialModel:
     )
 
   def sums(self, of: LossFn | tf.keras.losses.Loss | None = None) -> bool:
-    """Return True if the objective is the sum of losses, not their mean.
-
-    Args:
-      of: Another loss instead of the model's own.
-    """
+    """Return True if the objective is the sum of losses, not their mean."""
     return losses.is_summed(of or self.loss_function)
 
   def check_loss(self, of: LossFn | tf.keras.losses.Loss | None = None) -> None:
