@@ -56,6 +56,19 @@ def test_coverage_by_hand() -> None:
   assert found['worst_tenth'] == pytest.approx(0.5)
   # The least of ten shares of four trials: 0.45 in the mean.
   assert 0.35 < found['worst_tenth_by_chance'] < 0.6
+  # No user is worse than the first on two scores, and the other two of it have
+  # half inside in the mean.
+  assert found['worst_tenth_held_out'] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_worse_tenth_is_found_by_half_of_its_ratings() -> None:
+  """Of 100 users, 10 have a coverage of 0.5 and 90 one of 0.9."""
+  counts = np.zeros([100, _BINS])
+  counts[:, 0], counts[:, 9] = 900, 100
+  counts[:10, 0], counts[:10, 9] = 500, 500
+  found = _mass(8, 2).coverage(counts, 0.8)
+  assert found['coverage'] == pytest.approx(0.86)
+  assert found['worst_tenth_held_out'] == pytest.approx(0.5, abs=0.005)
 
 
 @pytest.mark.parametrize('level', [0.0, 1.0, 0.9, float('nan')])

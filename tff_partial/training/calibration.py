@@ -164,9 +164,11 @@ class Calibration:
 
     Returns:
       `coverage` of all their ratings; `worst_tenth`, the mean coverage of the
-      tenth of clients with the worst; and `worst_tenth_by_chance`, the same if
-      each rating of each client were covered with the probability `level`:
-      clients have few ratings to measure.
+      tenth of clients with the worst; `worst_tenth_by_chance`, the same if each
+      rating of each client were covered with the probability `level`: clients
+      have few ratings to measure; and `worst_tenth_held_out`, the coverage of
+      half of their ratings, of the tenth of clients that is worst on the other
+      half, which is free of that chance, in the mean over random halves.
     """
     below = np.pad(np.cumsum(counts, 1), [[0, 0], [1, 0]])[:, :-1]
     inside = np.array(
@@ -174,15 +176,21 @@ class Calibration:
     )
     number = counts.sum(1)
     worst = max(int(_SHARE_OF_WORST * len(number)), 1)
-    draws = np.random.default_rng(0).binomial(
-      np.round(number).astype(int), level, [_DRAWS, len(number)]
-    )
+    random, whole = np.random.default_rng(0), np.round(number).astype(int)
+    draws = random.binomial(whole, level, [_DRAWS, len(number)])
+    hits = np.minimum(np.round(inside).astype(int), whole)
+    shown = np.maximum(whole // 2, 1)
+    seen = random.hypergeometric(hits, whole - hits, shown, draws.shape)
+    chosen = np.argsort(seen / shown, 1)[:, :worst]
+    unseen = np.take_along_axis(hits - seen, chosen, 1).sum(1)
+    held_out = unseen / np.maximum((whole - shown)[chosen].sum(1), 1)
     return {
       'coverage': float(inside.sum() / number.sum()),
       'worst_tenth': float(np.sort(inside / number)[:worst].mean()),
       'worst_tenth_by_chance': float(
         np.sort(draws / number, 1)[:, :worst].mean()
       ),
+      'worst_tenth_held_out': float(held_out.mean()),
     }
 
 
