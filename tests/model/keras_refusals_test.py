@@ -209,7 +209,7 @@ _SHARED = layers.Dense(1, name='shared')
       'it trains.*orthogonal_regularizer',
     ),
     (
-      _stack(layers.Normalization(name='norm')),
+      _stack(layers.ReLU(), layers.Normalization(name='norm')),
       r"Layer 'norm' waits for `adapt`, .*Normalization\(mean=adapted.mean,",
     ),
     (_adapts, r'A layer waits for `adapt`, which cannot be called while a'),
@@ -274,19 +274,23 @@ def _embedding(
   ('build', 'name'),
   [
     (
-      _embedding(lambda: layers.StringLookup(vocabulary=['a'], name='words')),
+      _embedding(
+        lambda: tf.keras.Sequential(
+          [layers.StringLookup(vocabulary=['a'], name='words')]
+        )
+      ),
       r"'words' \(StringLookup\)",
     ),
     (_embedding(_OwnTable), r"'own' \(_OwnTable\)"),
   ],
-  ids=['strings', 'own'],
+  ids=['inside a model', 'own'],
 )
 def test_layers_with_a_lookup_table_are_refused(build, name):
   with pytest.raises(
     models.ModelError,
     match=f'Layer {name} looks its inputs up in a table, which a pure function '
-    'cannot hold. Map strings to integers before you pack .*Vocabulary.*, or '
-    'use `tf.keras.layers.Hashing`',
+    'cannot hold. Let it stand first, .*; or map strings to integers before '
+    'you pack .*Vocabulary.*, or use `tf.keras.layers.Hashing`',
   ):
     keras_models.from_keras(build, loss=_MSE)
 

@@ -140,7 +140,7 @@ def example_spec_of(
   model: models.PartialModel, work: phases.Work
 ) -> examples.ExampleSpec:
   """Return the spec of an example, for a model and the phases that read it."""
-  spec = examples.ExampleSpec(model.example_spec, model.example_spec.ids)
+  spec = examples.ExampleSpec(model.example_spec)
   parts = [phase.on for phase in phases.all_phases(work)]
   parts += [p.on for p in work if not isinstance(p, phases.Interleaved)]
   spec.update(splits.example_fields(*parts))

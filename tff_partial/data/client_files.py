@@ -19,6 +19,7 @@ does.
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -115,10 +116,11 @@ def open_clients(
       f'{"; ".join(differ)}. Write them again with the `example_spec` of the '
       'process.'
     )
+  packed = examples.as_packed(example_spec)
   return _FolderReader(
     files.client_ids(),
-    _Read(files.folder, files.fingerprint, example_spec),
-    example_spec,
+    _Read(files.folder, files.fingerprint, packed),
+    packed,
     capacities,
     files.fingerprint,
   )
@@ -203,9 +205,20 @@ def _id_bytes(client: str) -> bytes:
 
 
 def _described(example_spec: examples.ExampleSpec) -> dict[str, list[Any]]:
-  """Return type and shape of each field, as in JSON."""
+  """Return type and shape of each field, as in JSON.
+
+  An input that passed through a layer also has a fingerprint of that.
+  """
+  lifted = examples.lifted_of(example_spec)
   return {
-    path: [np.dtype(spec.dtype.as_numpy_dtype).str, list(spec.shape)]
+    path: [
+      np.dtype(spec.dtype.as_numpy_dtype).str,
+      list(spec.shape),
+      *(
+        hashlib.sha256(lifted[path].described.encode()).hexdigest()[:16]
+        for _ in range(path in lifted)
+      ),
+    ]
     for path, spec in examples.leaves(example_spec)
   }
 

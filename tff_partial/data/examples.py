@@ -35,15 +35,20 @@ class ExampleSpec(collections.OrderedDict[str, Any]):
   Attributes:
     ids: Fields that are known to hold ids: of the rows of a model's tables, or
       of classes.
+    lifted: Inputs that pass through a layer when clients are packed, such as
+      `x`, and that layer (see `model/preprocessing.py`).
   """
 
   def __init__(
     self,
     fields: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
     ids: id_ranges.Ids | None = None,
+    lifted: Mapping[str, Any] | None = None,
   ):
     super().__init__(fields)
-    self.ids = dict(ids or {})
+    # A copy keeps what it does not replace.
+    self.ids = dict(ids_of(fields) if ids is None else ids)
+    self.lifted = dict(lifted_of(fields) if lifted is None else lifted)
 
   def __repr__(self) -> str:
     """Return one line per field."""
@@ -52,6 +57,8 @@ class ExampleSpec(collections.OrderedDict[str, Any]):
       if not isinstance(spec, tf.TensorSpec):
         return super().__repr__()
       line = f'  {path}: {spec.dtype.name} {list(spec.shape)}'
+      if path in self.lifted:
+        line += f', from {self.lifted[path]!r}'
       for ids in self.ids.get(path, ()):
         places = '' if ids.elements is None else f' at {list(ids.elements)}'
         last = '' if ids.size is None else f' to {ids.size - 1}'
@@ -72,9 +79,19 @@ def leaves(structure: Any, path: str = '') -> Iterator[tuple[str, Any]]:
     yield path, structure
 
 
-def ids_of(example_spec: Mapping[str, Any]) -> id_ranges.Ids:
+def ids_of(example_spec: Any) -> id_ranges.Ids:
   """Return the fields that hold ids; a plain mapping has none."""
   return getattr(example_spec, 'ids', {})
+
+
+def lifted_of(example_spec: Any) -> Mapping[str, Any]:
+  """Return the layers that inputs pass through; a plain mapping has none."""
+  return getattr(example_spec, 'lifted', {})
+
+
+def as_packed(example_spec: ExampleSpec) -> ExampleSpec:
+  """Return the spec of examples whose inputs have passed their layers."""
+  return ExampleSpec(example_spec, lifted={})
 
 
 class ClientDataError(errors.UserError, ValueError):
@@ -245,7 +262,7 @@ def check_fields(
   Raises:
     ClientDataError: If a field is missing, unknown or unusable.
   """
-  ids = ids_of(example_spec)
+  ids, lifted = ids_of(example_spec), lifted_of(example_spec)
   missing = [n for n in example_spec if n not in fields and n != 'weight']
   if missing:
     raise ClientDataError(
@@ -274,6 +291,8 @@ def check_fields(
         for i, (s, v) in enumerate(zip(spec, value, strict=True))
       )
     name = name_of(path) if name_of else f'{where}, {path}'
+    if path in lifted:
+      value = lifted[path].encode(value, name, which)
     return check_array(value, spec, name, ids.get(path, ()), which)
 
   checked = collections.OrderedDict(
@@ -323,6 +342,11 @@ def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
   ]
   if not complaints and list(packed) != list(read):
     complaints = [f'their fields are {list(packed)} instead of {list(read)}']
+  if lifted_of(found) and lifted_of(found) != lifted_of(wanted):
+    complaints.append(
+      f'they passed through {lifted_of(found)} instead of {lifted_of(wanted)}, '
+      'or through the same with another vocabulary or other statistics'
+    )
   held, needed = (
     list(id_ranges.client_sized(ids_of(spec))) for spec in (found, wanted)
   )

@@ -129,6 +129,8 @@ def _flat(
 ) -> Any:
   """Return the checked fields of all rows."""
   specs = dict(examples.leaves(example_spec))
+  for path, layer in examples.lifted_of(example_spec).items():
+    specs[path] = layer.raw
 
   def values(path: str, name: str | list[str]) -> np.ndarray:
     if isinstance(name, list):

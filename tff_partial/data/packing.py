@@ -84,14 +84,16 @@ def pack(
         f'{name}: expected a mapping from client id to examples, found a '
         f'{type(given).__name__}. Of a data frame, `from_pandas` makes clients.'
       )
+  read = example_spec
   if query is not None:
     clients = _marked(clients, query, example_spec)
+    read = examples.as_packed(example_spec)
   wrong = spelling.unknown('client', num_rows or {}, clients)
   if wrong:
     raise examples.ClientDataError(f'num_rows: {wrong}')
-  return of_clients(
-    clients.items(), example_spec, min_examples, capacities, num_rows
-  )
+  packed = of_clients(clients.items(), read, min_examples, capacities, num_rows)
+  packed.example_spec = example_spec
+  return packed
 
 
 def _marked(
@@ -109,6 +111,7 @@ def _marked(
   plain = examples.ExampleSpec(
     {n: spec for n, spec in example_spec.items() if n != splits.MARK},
     examples.ids_of(example_spec),
+    examples.lifted_of(example_spec),
   )
   marked = {}
   for client in {**support, **query}:

@@ -112,7 +112,7 @@ def no_examples(client: str) -> ClientDataError:
 
 def indented(example_spec: Mapping[str, Any]) -> str:
   """Describe examples, indented below the description of their source."""
-  spec = examples.ExampleSpec(example_spec, examples.ids_of(example_spec))
+  spec = examples.ExampleSpec(example_spec)
   return '\n'.join(f'  {line}' for line in repr(spec).splitlines())
 
 

@@ -23,7 +23,7 @@ SUM_TYPE = np.dtype('V16')
 def example_type(fields: Mapping[str, Sequence[Any]]) -> np.dtype:
   """Return the dtype of an example, with all its fields in sequence."""
   return np.dtype(
-    [(path, dtype, tuple(shape)) for path, (dtype, shape) in fields.items()]
+    [(path, dtype, tuple(shape)) for path, (dtype, shape, *_) in fields.items()]
   )
 
 

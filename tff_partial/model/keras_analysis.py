@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.data import examples
 from tff_partial.model import client_tables
 from tff_partial.model import keras_variables
 from tff_partial.model import loss_scaling
@@ -168,20 +169,29 @@ def declared_inputs(model: Any) -> Any:
   Raises:
     ModelError: If it declares none.
   """
+  return examples.map_fields(
+    lambda tensor: tf.TensorSpec(tensor.shape[1:], tensor.dtype),
+    input_tensors(model),
+  )
+
+
+def input_tensors(model: Any) -> Any:
+  """Return a model's input, or its inputs by name.
+
+  Raises:
+    ModelError: If it declares none.
+  """
   inputs = getattr(model, 'inputs', None)
   if not inputs:
     raise ModelError(_NO_INPUTS.format(name=model.name))
   named = getattr(model, 'input', None)
   if not isinstance(named, dict):
     if len(inputs) == 1:
-      return tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype)
+      return inputs[0]
     # Keras 2 has names of inputs, and Keras 3 of their tensors.
     names = getattr(model, 'input_names', None) or [t.name for t in inputs]
     named = dict(zip(names, inputs, strict=True))
-  return collections.OrderedDict(
-    (name, tf.TensorSpec(tensor.shape[1:], tensor.dtype))
-    for name, tensor in named.items()
-  )
+  return collections.OrderedDict(named)
 
 
 class _Requests:

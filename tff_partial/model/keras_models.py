@@ -14,6 +14,7 @@ from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
 from tff_partial.model import keras_variables
 from tff_partial.model import outputs
+from tff_partial.model import preprocessing
 from tff_partial.model import pretrained
 from tff_partial.model import states
 from tff_partial.model.keras_variables import ModelError
@@ -45,7 +46,7 @@ def from_keras(
   """Take a Keras model apart into weights of three tiers and pure functions.
 
   Losses that layers add for their weights count in every phase. Layers such as
-  dropout draw from the client's seed.
+  dropout draw from the client's seed. Lookups of an input are lifted off.
 
   Args:
     build: Makes the model, of `tf.keras` or of Keras 3 with TensorFlow as its
@@ -83,7 +84,7 @@ def from_keras(
     ModelError: If the model is no pure function of its weights and examples, or
       a selector matches nothing, everything, or not all layers of a variable.
   """
-  build = _checked_builder(build)
+  build = preprocessing.Lifting(_checked_builder(build))
   spec, in_keras_3 = _analysed(build, inputs, client_sized)
   tier_of = _tiers(spec, local, group, num_groups)
   spec = with_client_sizes(spec, tier_of, client_sized)

@@ -69,7 +69,8 @@ def _adapted(what: str) -> str:
   return (
     f'{what} waits for `adapt`, which cannot be called while a model is built '
     'and changes variables that are not trained. Adapt a layer before, and '
-    'give its numbers to the one that the callable makes: '
+    'let it read an `Input`, or give its numbers to the one that the callable '
+    'makes: '
     '`tf.keras.layers.Normalization(mean=adapted.mean, '
     'variance=adapted.variance)`.'
   )
@@ -87,7 +88,7 @@ def refuse_open_shapes(inputs: Any) -> None:
       )
 
 
-def _is_kind_of(layer: tf.keras.layers.Layer, name: str) -> bool:
+def is_kind_of(layer: tf.keras.layers.Layer, name: str) -> bool:
   """Return true if a layer is of a Keras 2 or 3 class, or derived from it."""
   return any(
     kind.__name__ == name
@@ -98,14 +99,14 @@ def _is_kind_of(layer: tf.keras.layers.Layer, name: str) -> bool:
 
 def refuse_kind(layer: tf.keras.layers.Layer) -> None:
   """Refuse layers that would fail without a useful message."""
-  if _is_kind_of(layer, 'SpectralNormalization'):
+  if is_kind_of(layer, 'SpectralNormalization'):
     raise ModelError(
       f'Layer {layer.name!r} (SpectralNormalization) changes its weights while '
       'it trains, which a federated client cannot share. Regularize the '
       'weights instead, for instance with '
       "`kernel_regularizer='orthogonal_regularizer'`."
     )
-  if _is_kind_of(layer, 'Normalization'):
+  if is_kind_of(layer, 'Normalization'):
     if layer.input_mean is None:
       raise ModelError(_adapted(f'Layer {layer.name!r}'))
 
@@ -133,8 +134,9 @@ def refuse_lookups(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
     graph,
     _LOOKUPS,
     layers,
-    'looks its inputs up in a table, which a pure function cannot hold. Map '
-    'strings to integers before you pack the examples, for instance with '
+    'looks its inputs up in a table, which a pure function cannot hold. Let it '
+    'stand first, as the only reader of an `Input`, from where `from_keras` '
+    'lifts it; or map strings to integers before you pack the examples, with '
     '`tff_partial.Vocabulary` or `from_pandas(..., encode=[...])`, or use '
     '`tf.keras.layers.Hashing`, which needs no table.',
   )

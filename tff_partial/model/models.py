@@ -22,6 +22,7 @@ from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import keras_metrics
 from tff_partial.model import losses
+from tff_partial.model import preprocessing
 from tff_partial.model import traced_checks
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import classes
@@ -36,7 +37,7 @@ class PartialModel:
   """A model with a shared part and a part that stays with each client.
 
   Attributes:
-    build: Makes the Keras model.
+    build: Makes the Keras model that is trained.
     spec: All its variables and layers, and one example's inputs and outputs.
     variables: All its variables, in order of creation.
     tier_of: Variable name to tier.
@@ -78,7 +79,8 @@ class PartialModel:
     self._initial_values = initial_values
     self.prediction_spec = spec.outputs
     self.example_spec = examples_lib.ExampleSpec(
-      [('x', spec.inputs), ('y', labels), ('weight', weights)]
+      [('x', spec.inputs), ('y', labels), ('weight', weights)],
+      lifted=build.layers,
     )
     with traced_checks.explaining(self):
       self.metrics = keras_metrics.PureMetrics(
@@ -364,7 +366,7 @@ class PartialModel:
     traced_checks.check_loss(self, of, self._mask)
 
   def to_keras(self, *weights: Any) -> tf.keras.Model:
-    """Make a Keras model from named weights, for example a client's own.
+    """Make a whole Keras model from named weights, such as a client's own.
 
     Args:
       *weights: The server's weights, `ModelWeights`, and mappings from variable
@@ -381,7 +383,7 @@ class PartialModel:
       self.frozen_weights(),
       list(self.specs(tiers_lib.LOCAL)),
     )
-    return self._functions.filled(values)
+    return preprocessing.whole(self._functions.filled(values))
 
 
 def check(model: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial.model import keras_3
+from tff_partial.model import preprocessing
 from tff_partial.model import tracing
 from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
@@ -59,7 +60,7 @@ def _loaded(build: Callable[[], Any], given: Any) -> Any:
   path = os.fspath(given)
   try:
     if path.endswith(_WEIGHTS):
-      model = build()
+      model = preprocessing.whole(build())
       model.load_weights(path)
       return model
     keras = keras_3.module() if keras_3.makes_model(build) else tf.keras
@@ -76,6 +77,7 @@ def _values(spec: KerasSpec, trained: Any) -> dict[str, np.ndarray]:
   """Return a trained Keras model's values by name; empty without a model."""
   if trained is None:
     return {}
+  trained = preprocessing.without_first_layers(trained)
   given = trained.variables
   if keras_3.is_model(trained):
     given = trained.weights  # Without the counters of random draws.

@@ -20,6 +20,7 @@ from tff_partial.client import work as work_lib
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.model import models
+from tff_partial.model import preprocessing
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import calibration as calibration_lib
 from tff_partial.training import evaluation_sets
@@ -233,7 +234,7 @@ class Predictor:
     predictions, _ = self._predict[model](
       of_tiers,
       weights.non_trainable,
-      inputs,
+      preprocessing.encoded(inputs, model.example_spec.lifted),
       training=False,
       seed=tf.zeros([2], tf.int32),
     )

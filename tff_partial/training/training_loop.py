@@ -311,6 +311,9 @@ class TrainingLoop:
           [
             f'vocabulary of {column}'
             for column in getattr(self.clients, 'vocabularies', {})
+          ]
+          + [
+            layer.learned for layer in run.process.example_spec.lifted.values()
           ],
           **notes.measured,
         )
