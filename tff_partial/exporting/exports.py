@@ -7,6 +7,7 @@ FedRecon paper), traced to a graph.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -23,6 +24,7 @@ from tff_partial import tiers
 from tff_partial.client import work as work_lib
 from tff_partial.data import splits
 from tff_partial.data import vocabularies as vocabularies_lib
+from tff_partial.exporting import lookups
 from tff_partial.exporting import serving
 from tff_partial.exporting import tflite
 from tff_partial.exporting.errors import ExportError
@@ -129,8 +131,7 @@ def export(
     num_support: Largest number of support examples.
     num_predicted: Number of examples that `predict` and `infer` take; None for
       any number. TFLite needs a number for recurrent layers.
-    weighted: True if `reconstruct` and `train` also read the examples'
-      `weight`. They are 1 otherwise.
+    weighted: True if `reconstruct` and `train` also read `weight`, else 1.
     seed: Seed of initial local weights, and of draws in `reconstruct`.
     vocabularies: Column to the vocabulary that encodes the model's inputs, such
       as `clients.vocabularies`, for `vocabularies.json` next to the files.
@@ -139,9 +140,7 @@ def export(
     The exported files.
 
   Raises:
-    ExportError: If a format or the folder is not possible, if `reconstruction`
-      is missing, if devices could not compute the model or the phases, or if
-      TFLite lacks operators of the model, which the message names.
+    ExportError: If devices could not compute it, or an argument is impossible.
     ModelError: If weights do not fit the model.
     VocabularyError: If a vocabulary has values that JSON cannot hold.
   """
@@ -152,7 +151,8 @@ def export(
   _check_sizes(num_support=num_support, num_predicted=num_predicted)
   vocabularies_lib.describe(vocabularies or {})  # Before anything is written.
   client_seed = random_bits.derive(seed, 'export')
-  served = serving.Serving(
+  serve = functools.partial(
+    serving.Serving,
     model,
     _values(model, weights, client_seed),
     _work(reconstruction, model),
@@ -161,7 +161,14 @@ def export(
     num_predicted=num_predicted,
     weighted=weighted,
   )
-  exported = _write(served, target, formats, num_support, client_seed)
+  lifted = model.example_spec.lifted
+  tables = lookups.tables(lifted) if TFLITE in formats else {}
+  # TFLite reads numbers in place of what its tables would look up.
+  computed = {path: lifted[path] for path in lifted if path not in tables}
+  served = serve(lifted if SAVED_MODEL in formats else computed)
+  numbers = serve(computed) if SAVED_MODEL in formats and tables else served
+  exported = _write(served, numbers, target, formats, num_support, client_seed)
+  lookups.write(lifted, tables, target)
   if vocabularies:
     vocabularies_lib.save(vocabularies, target)
   return exported
@@ -169,6 +176,7 @@ def export(
 
 def _write(
   served: serving.Serving,
+  numbers: serving.Serving,
   target: pathlib.Path,
   formats: Sequence[str],
   num_support: int,
@@ -185,6 +193,10 @@ def _write(
     saved = made / _FILES[SAVED_MODEL]
     tf.saved_model.save(served, str(saved), signatures=signatures)
     if TFLITE in formats:
+      if numbers is not served:
+        saved = made / 'numbers'
+        signatures = numbers.signatures()
+        tf.saved_model.save(numbers, str(saved), signatures=signatures)
       converted = tflite.convert(saved, signatures)
       (made / _FILES[TFLITE]).write_bytes(converted)
     target.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from tff_partial import tiers
 from tff_partial.client import local_training
 from tff_partial.data import examples
 from tff_partial.model import models
+from tff_partial.model import preprocessing
 from tff_partial.model import tracing
 from tff_partial.solvers import linear_systems
 
@@ -89,6 +90,7 @@ class Serving(tf.Module):
     model: models.PartialModel,
     values: Mapping[str, np.ndarray],
     work: Sequence[phases.Phase],
+    lifted: Mapping[str, preprocessing.Lifted],
     *,
     seed: np.ndarray,
     num_support: int,
@@ -101,6 +103,7 @@ class Serving(tf.Module):
       model: The model.
       values: Name to value of each variable; for local ones, the initial value.
       work: The phases that train local variables.
+      lifted: The layers that stood first and are to be part of it, by input.
       seed: int32 `[2]`, seed of all random draws in training.
       num_support: Largest number of examples to train on.
       num_predicted: Number of examples to predict for; None for any number.
@@ -124,7 +127,12 @@ class Serving(tf.Module):
       name: tf.Variable(value, trainable=False, name=name)
       for name, value in values.items()
     }
-    self._x = Fields(model.example_spec['x'], 'x')
+    self._lifted = tuple(lifted.items())
+    self._layers = [each.layer for each in lifted.values()]  # With tables.
+    inputs = model.example_spec['x']
+    self._x = Fields(
+      preprocessing.changed(inputs, lifted, lambda layer, _: layer.raw), 'x'
+    )
     self._y = Fields(model.example_spec['y'], 'y')
     self._predictions = Fields(model.prediction_spec, 'predictions')
 
@@ -250,12 +258,20 @@ class Serving(tf.Module):
     predictions, _ = self._model.predict(
       weights,
       frozen,
-      self._x.packed(given),
+      self._inputs(given),
       training=False,
       seed=tf.constant(self._seed),
     )
     return self._predictions.flat(
       tf.nest.map_structure(tf.identity, predictions)
+    )
+
+  def _inputs(self, given: Tensors) -> Any:
+    """Return the inputs of the trained part."""
+    return preprocessing.changed(
+      self._x.packed(given),
+      dict(self._lifted),
+      lambda layer, tensor: layer.layer(tensor),
     )
 
   def _reconstruct(self, given: Tensors) -> dict[str, tf.Tensor]:
@@ -271,7 +287,7 @@ class Serving(tf.Module):
       weights,
       frozen,
       collections.OrderedDict(
-        x=self._x.packed(given), y=self._y.packed(given), weight=weight
+        x=self._inputs(given), y=self._y.packed(given), weight=weight
       ),
       # A count that is too large means all examples.
       tf.clip_by_value(given[COUNT], 0, self._num_support),

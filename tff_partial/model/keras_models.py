@@ -84,16 +84,16 @@ def from_keras(
     ModelError: If the model is no pure function of its weights and examples, or
       a selector matches nothing, everything, or not all layers of a variable.
   """
-  build = preprocessing.Lifting(_checked_builder(build))
-  spec, in_keras_3 = _analysed(build, inputs, client_sized)
+  rest = preprocessing.Lifting(_checked_builder(build))
+  spec, in_keras_3 = _analysed(rest, inputs, client_sized)
   tier_of = _tiers(spec, local, group, num_groups)
   spec = with_client_sizes(spec, tier_of, client_sized)
-  plain = in_keras_3 or keras_functions.Keras2Functions(build, spec)
+  plain = in_keras_3 or keras_functions.Keras2Functions(rest, spec)
   functions, tier_of = states.treat(plain, tier_of, state)
   loss = outputs.as_loss(loss, loss_weights, weights)
-  first = pretrained.values_of(spec, build, initial_weights, num_groups)
+  first = pretrained.values_of(spec, rest, initial_weights, num_groups)
   return PartialModel(
-    build,
+    rest,
     functions,
     tier_of,
     num_groups=num_groups,

@@ -8,6 +8,7 @@ clients' examples pass through the layer once, when they are packed. Models of
 `personalise` and of `PartialModel.to_keras` begin with the layers again.
 """
 
+import collections
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
@@ -171,11 +172,25 @@ def encoded(inputs: Any, layers: Mapping[str, Lifted]) -> Any:
   Raises:
     ClientDataError: If a layer cannot read its input.
   """
+  return changed(
+    inputs,
+    layers,
+    lambda layer, given: layer.encode(
+      given, f'The input of {layer.name!r}', lambda place: f'example {place}'
+    ),
+  )
+
+
+def changed(
+  inputs: Any,
+  layers: Mapping[str, Lifted],
+  change: Callable[[Lifted, Any], Any],
+) -> Any:
+  """Change those of a model's inputs that have layers."""
   for path, lifted in layers.items():
     name = path.removeprefix('x').removeprefix('.')
-    given = inputs[name] if name else inputs
-    found = lifted.encode(given, path, lambda place: f'example {place}')
-    inputs = {**inputs, name: found} if name else found
+    found = change(lifted, inputs[name] if name else inputs)
+    inputs = collections.OrderedDict(inputs, **{name: found}) if name else found
   return inputs
 
 
