@@ -16,6 +16,9 @@ from tff_partial import splits
 from tff_partial.data import client_files
 from tff_partial.data import examples
 from tff_partial.data import packing
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy_plans
+from tff_partial.exchange import messages
 from tff_partial.model import models
 
 layers = tf.keras.layers
@@ -317,3 +320,35 @@ def test_clients_of_another_vocabulary_are_refused():
   )
   with pytest.raises(examples.ClientDataError, match='with another vocabulary'):
     clients.check(other.example_spec)
+
+
+@pytest.mark.slow
+def test_a_private_run_names_what_layers_have_learned():
+  plan = privacy_plans.plan(
+    clipping.FixedClip(1.0),
+    noise_multiplier=1.0,
+    delta=1e-3,
+    population=2,
+    rounds=1,
+    clients_per_round=1,
+  )
+  process = algorithms.build_fed_recon(
+    _from(_chain(_films, tf.string)),
+    aggregation=tff_partial.Aggregation(
+      plan.mean(noise_seed=1),
+      client_weighting=messages.ClientWeighting.UNIFORM,
+    ),
+  )
+  with tff_partial.runtimes.cohort(jit=False):
+    result = tff_partial.train(
+      process,
+      _clients(process.example_spec),
+      rounds=1,
+      clients_per_round=1,
+      privacy=privacy_plans.PrivacyLedger(plan, simulation=True),
+    )
+  assert result.privacy is not None
+  assert result.privacy['assumed_public'] == [
+    'population',
+    'vocabulary of the layer film',
+  ]

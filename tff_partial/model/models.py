@@ -59,7 +59,7 @@ class PartialModel:
 
   def __init__(
     self,
-    build: Callable[[], tf.keras.Model],
+    build: preprocessing.Lifting,
     functions: functions_lib.ModelFunctions,
     tier_of: Mapping[str, str],
     *,
