@@ -214,9 +214,11 @@ _SHARED = layers.Dense(1, name='shared')
     ),
     (_adapts, r'A layer waits for `adapt`, which cannot be called while a'),
     (
-      lambda: tf.keras.Sequential([tf.keras.Input([None, 4]), layers.GRU(2)]),
-      r'An input has the shape \[None, 4\], but examples are packed in arrays '
-      'of one shape. Say how long they are',
+      lambda: tf.keras.Sequential(
+        [tf.keras.Input([4, None, 3]), layers.Dense(2)]
+      ),
+      r'An input has the shape \[4, None, 3\], but examples are packed in '
+      'arrays of one shape, except for the first axis .* Say how long they are',
     ),
     (
       _stack(_ReadsOutside()),

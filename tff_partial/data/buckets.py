@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tff_partial.data import cohorts
 from tff_partial.data import examples
+from tff_partial.data import lengths as lengths_lib
 from tff_partial.data import resident_arrays
 
 
@@ -54,7 +56,8 @@ class _Effort(NamedTuple):
 
 # Padding of examples costs only memory.
 _OF_EXAMPLES = _Effort(buckets=3, ratio=4, wasted_bytes=2**28)
-# Padding of tables also costs time whenever all rows of a table are processed.
+# Padding of tables and of sequences also costs time whenever all of their rows
+# or steps are processed.
 _OF_TABLES = _Effort(buckets=8, ratio=2, wasted_bytes=2**16)
 
 
@@ -82,6 +85,7 @@ def fill(
   offsets: np.ndarray,
   capacities: Sequence[int] | None,
   num_rows: Mapping[str, np.ndarray],
+  lengths: lengths_lib.Lengths | None = None,
   round_rows: Callable[[int], int] = int,
 ) -> list[Bucket]:
   """Cut concatenated examples into clients and pad each to its capacity.
@@ -93,10 +97,12 @@ def fill(
     capacities: Sizes to pad to; a few suitable ones if None.
     num_rows: Name of each table sized per client to the clients' numbers of
       rows, `[clients]`; padded to the largest in a bucket.
+    lengths: See `lengths_of`.
     round_rows: Rounds these up, so that few sizes occur.
 
   Raises:
-    ClientDataError: If a client has more examples than the largest capacity.
+    ClientDataError: If a client has more examples than the largest capacity, or
+      longer ones.
   """
   counts = np.diff(offsets)
   example_bytes = sum(
@@ -107,9 +113,16 @@ def fill(
     capacities or _default_capacities(counts, example_bytes, effort)
   )
   which = places(client_ids, counts, capacities)
+  sizes: Sequence[int] = [0]
+  of_length = np.zeros_like(which)
+  if lengths is not None:
+    sizes = lengths.sizes
+    of_length = places(client_ids, lengths.steps, sizes, _OF_STEPS)
   buckets = []
-  for number, capacity in enumerate(capacities):
-    indices = np.flatnonzero(which == number)
+  for (number, capacity), (place, length) in itertools.product(
+    enumerate(capacities), enumerate(sizes)
+  ):
+    indices = np.flatnonzero((which == number) & (of_length == place))
     if not indices.size:
       continue
     held = counts[indices]
@@ -131,8 +144,9 @@ def fill(
         padded[where[0][some], where[1][some]] = array[sources[some]]
       return padded
 
+    cut = flat if lengths is None else _cut(flat, lengths, length)
     resident = collections.OrderedDict(
-      examples=examples.map_fields(pad, flat), count=held.astype(np.int32)
+      examples=examples.map_fields(pad, cut), count=held.astype(np.int32)
     )
     if num_rows:
       resident['rows'] = collections.OrderedDict(
@@ -143,19 +157,81 @@ def fill(
   return buckets
 
 
+def _cut(flat: Any, lengths: lengths_lib.Lengths, length: int) -> Any:
+  """Return examples whose fields of open length have a given one."""
+  return examples.map_fields(
+    lambda array, is_open: (
+      lengths_lib.cut_or_padded(array, length) if is_open else array
+    ),
+    flat,
+    lengths.are_open,
+  )
+
+
+_OF_EXAMPLES_SAID = '{} examples', 'capacities', 'cut the client'
+_OF_STEPS = 'sequences of {} steps', 'lengths', 'cut the sequences'
+
+
+def lengths_of(
+  example_spec: examples.ExampleSpec,
+  flat: Any,
+  offsets: np.ndarray,
+  given: Sequence[int] | None = None,
+) -> lengths_lib.Lengths | None:
+  """Find the lengths to which clients' sequences are padded.
+
+  Args:
+    example_spec: Spec of one example.
+    flat: Nested arrays `[all examples, ...]`.
+    offsets: `[clients + 1]`: client i has examples offsets[i] to offsets[i+1].
+    given: The lengths; a few suitable ones if None.
+
+  Returns:
+    The lengths, or None if no field's length is open.
+
+  Raises:
+    ClientDataError: If lengths are given, and no field's is open.
+  """
+  if not lengths_lib.are_open(example_spec):
+    if given is not None:
+      raise examples.ClientDataError(
+        f'lengths={given!r}: no field of an example has an open length. Leave '
+        'it out, or begin the model with `Input([None])`.'
+      )
+    return None
+  steps = lengths_lib.num_steps(flat['x'], example_spec['x'], offsets)
+  are_open = examples.map_fields(lengths_lib.is_open, example_spec)
+  sizes = given
+  if sizes is None:
+    step_bytes = sum(
+      array.nbytes // max(array.shape[1], 1)
+      for array, is_open in zip(
+        tf.nest.flatten(flat), tf.nest.flatten(are_open), strict=True
+      )
+      if is_open
+    )
+    sizes = _default_capacities(steps, step_bytes // len(steps), _OF_TABLES)
+  return lengths_lib.Lengths(steps, sorted(sizes), are_open)
+
+
 def places(
-  client_ids: Sequence[str], counts: np.ndarray, capacities: Sequence[int]
+  client_ids: Sequence[str],
+  counts: np.ndarray,
+  capacities: Sequence[int],
+  said: tuple[str, str, str] = _OF_EXAMPLES_SAID,
 ) -> np.ndarray:
   """Find the smallest capacity, of ascending ones, that holds each client.
 
   Raises:
-    ClientDataError: If a client has more examples than the largest capacity.
+    ClientDataError: If a client has more examples than the largest capacity;
+      `said` has the words for examples, the capacities and the remedy.
   """
   if counts.max() > capacities[-1]:
+    what, option, remedy = said
     raise examples.ClientDataError(
-      f'Client {client_ids[int(counts.argmax())]!r} has {counts.max()} '
-      f'examples but the largest bucket holds {capacities[-1]}. Add a larger '
-      'one to `capacities`, or cut the client.'
+      f'Client {client_ids[int(counts.argmax())]!r} has '
+      f'{what.format(counts.max())} but the largest bucket holds '
+      f'{capacities[-1]}. Add a larger one to `{option}`, or {remedy}.'
     )
   return np.searchsorted(capacities, counts)
 

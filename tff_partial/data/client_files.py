@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from tff_partial.data import client_readers
 from tff_partial.data import examples
+from tff_partial.data import lengths
 from tff_partial.data import populations
 from tff_partial.data import stored_clients
 
@@ -210,6 +211,12 @@ def _described(example_spec: examples.ExampleSpec) -> dict[str, list[Any]]:
   An input that passed through a layer also has a fingerprint of that.
   """
   lifted = examples.lifted_of(example_spec)
+  if lengths.are_open(example_spec):
+    raise examples.ClientDataError(
+      'Files hold examples of one shape, but a field has an open length. Begin '
+      'the model with `Input([length])` and pad to it, or use '
+      '`tff_partial.pack` or a `Reader`.'
+    )
   return {
     path: [
       np.dtype(spec.dtype.as_numpy_dtype).str,

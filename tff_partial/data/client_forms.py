@@ -67,9 +67,22 @@ def _read(
       tf.nest.flatten(specs[name]), tf.nest.flatten(wanted), strict=False
     )
   ]
+  if any(
+    isinstance(spec, tf.RaggedTensorSpec)
+    for spec in tf.nest.flatten(dataset.element_spec)
+  ):
+    dataset = dataset.map(_dense)
   is_batched = any(_is_batch(found, wanted) for found, wanted in pairs)
   read = [fields_of(element) for element in dataset.as_numpy_iterator()]
   return joined(read, example_spec, is_batched)
+
+
+def _dense(*element: Any) -> Any:
+  """Pad ragged tensors of an element of a data set."""
+  return tf.nest.map_structure(
+    lambda t: t.to_tensor() if isinstance(t, tf.RaggedTensor) else t,
+    element if len(element) > 1 else element[0],
+  )
 
 
 def _is_batch(found: Any, wanted: tf.TensorSpec) -> bool:
@@ -94,10 +107,16 @@ def joined(
       lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
       example_spec,
     )
-  return examples.map_fields(
-    lambda *values: np.concatenate(values) if are_batches else np.stack(values),
-    *read,
-  )
+
+  def together(*values: Any) -> Any:
+    if len({np.shape(value)[are_batches:] for value in values}) > 1:
+      # Sequences, to be padded; or to be refused for their shapes.
+      return [
+        row for value in values for row in (value if are_batches else [value])
+      ]
+    return np.concatenate(values) if are_batches else np.stack(values)
+
+  return examples.map_fields(together, *read)
 
 
 def leaf_clients(

@@ -18,6 +18,7 @@ from tff_partial.data import client_forms
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
+from tff_partial.data import lengths as lengths_lib
 from tff_partial.data import populations
 from tff_partial.data import table_rows
 
@@ -53,8 +54,8 @@ class Reader:
       default some clients are read to detect this.
     num_examples: Client id to number of examples, if known before reading.
       Clients are then read where they run, and only as many at a time as run
-      concurrently. For models with tables sized per client, clients are always
-      read when their cohort is assembled.
+      concurrently. For models with tables sized per client, or inputs of open
+      length, clients are always read when their cohort is assembled.
   """
 
   ids: Sequence[str]
@@ -106,7 +107,8 @@ class Reader:
     if not client_ids:
       return cohorts.Cohort((), ())
     has_own_tables = id_ranges.client_sized(examples.ids_of(self.example_spec))
-    counts = None if has_own_tables else self._counts(client_ids)
+    must_read = has_own_tables or lengths_lib.are_open(self.example_spec)
+    counts = None if must_read else self._counts(client_ids)
     if counts is not None:
       return self._unread(client_ids, seeds, counts)
     ids, flat, offsets, _ = populations.concatenate(
@@ -121,6 +123,7 @@ class Reader:
       offsets,
       self._capacities(np.diff(offsets)),
       num_rows,
+      self._lengths(flat, offsets),
       buckets.rounded,
     )
     members = np.arange(len(client_ids))
@@ -129,6 +132,15 @@ class Reader:
   def _capacities(self, counts: np.ndarray) -> list[int]:
     """Return the sizes to which such a cohort is padded, ascending."""
     return sorted(self.capacities or [buckets.rounded(int(counts.max()))])
+
+  def _lengths(
+    self, flat: Any, offsets: np.ndarray
+  ) -> lengths_lib.Lengths | None:
+    """Return the length to which sequences of a cohort are padded, if open."""
+    found = buckets.lengths_of(self.example_spec, flat, offsets)
+    if found is None:
+      return None
+    return found._replace(sizes=[buckets.rounded(int(found.steps.max()))])
 
   def _counts(self, client_ids: Sequence[str]) -> np.ndarray | None:
     """Return clients' numbers of examples, int32 `[clients]`, if known."""

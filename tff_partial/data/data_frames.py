@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial.data import examples
+from tff_partial.data import lengths
 from tff_partial.data.vocabularies import Vocabulary
 
 _DATES = 'mM'
@@ -195,7 +196,8 @@ class FrameTable:
     """
     if vocabulary is not None:
       return self._encoded(column, vocabulary)
-    array = self._plain(column)
+    is_open = spec is not None and lengths.is_open(spec)
+    array = self._plain(column, is_open)
     if spec is None:
       return array
     if array.dtype.kind in _DATES:
@@ -253,8 +255,8 @@ class FrameTable:
         f'these rows, `missing={DROP!r}`, or fill them.'
       )
 
-  def _plain(self, column: str) -> np.ndarray:
-    """Return a column as an array of a NumPy type."""
+  def _plain(self, column: str, is_open: bool = False) -> np.ndarray:
+    """Return a column as an array of a NumPy type, or of sequences."""
     series = self._frame[column]
     if hasattr(series, 'cat'):
       series = series.astype(series.cat.categories.dtype)
@@ -273,6 +275,8 @@ class FrameTable:
     if array.dtype == object and len(array) and np.ndim(array[0]):
       shapes = [np.shape(value) for value in array]
       others = [i for i, shape in enumerate(shapes) if shape != shapes[0]]
+      if others and is_open:
+        return array
       if others:
         raise examples.ClientDataError(
           f'Column {column!r}: {self.row(others[0])} holds an array of shape '

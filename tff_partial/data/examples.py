@@ -25,6 +25,7 @@ import tensorflow as tf
 from tff_partial import errors
 from tff_partial.arguments import spelling
 from tff_partial.data import id_ranges
+from tff_partial.data import lengths
 
 WEIGHT_SPEC = tf.TensorSpec([], tf.float32)
 
@@ -171,7 +172,8 @@ def check_array(
       value that is not finite, or an id out of range.
   """
   try:
-    array = np.asarray(array)
+    open_length = lengths.is_open(spec)
+    array = lengths.padded(array, spec) if open_length else np.asarray(array)
   except ValueError as error:
     raise ClientDataError(
       f'{where}: the examples differ in shape. Pad or cut them to the shape '
@@ -180,7 +182,7 @@ def check_array(
   wanted = spec.dtype.as_numpy_dtype
   if array.ndim == 1 and tuple(spec.shape) == (1,):
     array = array[:, np.newaxis]
-  if tuple(array.shape[1:]) != tuple(spec.shape) or array.ndim == 0:
+  if not spec.shape.is_compatible_with(array.shape[1:]) or array.ndim == 0:
     raise ClientDataError(
       f'{where}: expected one example to have shape {tuple(spec.shape)}, found '
       f'{tuple(array.shape[1:])}. Reshape the data, or describe them in the '
@@ -301,10 +303,30 @@ def check_fields(
   )
   if 'weight' not in fields:
     first, spec = tf.nest.flatten(checked['y'])[0], example_spec['weight']
-    checked['weight'] = np.ones(
-      [len(first), *spec.shape], spec.dtype.as_numpy_dtype
-    )
+    shape = [first.shape[1] if n is None else n for n in spec.shape]
+    checked['weight'] = np.ones([len(first), *shape], spec.dtype.as_numpy_dtype)
+  if lengths.are_open(example_spec):
+    return _of_one_length(checked, example_spec, where)
   return checked
+
+
+def _of_one_length(
+  fields: Mapping[str, Any], example_spec: ExampleSpec, where: str
+) -> Any:
+  """Pad all fields of open length to the length of the inputs."""
+  longest = lengths.longest(fields['x'], example_spec['x'])
+
+  def fit(spec: tf.TensorSpec, array: np.ndarray) -> np.ndarray:
+    if not lengths.is_open(spec):
+      return array
+    if array.shape[1] > longest:
+      raise ClientDataError(
+        f'{where}: a label or weight has {array.shape[1]} steps, but no input '
+        f'has more than {longest}. Give each step of the input one.'
+      )
+    return lengths.cut_or_padded(array, longest)
+
+  return map_fields(fit, example_spec, fields)
 
 
 def _check_names(

@@ -22,6 +22,7 @@ def of_clients(
   min_examples: int | None,
   capacities: Sequence[int] | None,
   num_rows: table_rows.NumRows | None = None,
+  lengths: Sequence[int] | None = None,
 ) -> Population:
   """Make a population of clients and their examples' fields."""
   ids, flat, offsets, filtered = populations.concatenate(
@@ -33,6 +34,7 @@ def of_clients(
     flat,
     offsets,
     capacities=capacities,
+    lengths=lengths,
     num_filtered=filtered,
     num_rows=num_rows,
   )
@@ -45,6 +47,7 @@ def pack(
   query: Mapping[str, Any] | None = None,
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
+  lengths: Sequence[int] | None = None,
   num_rows: table_rows.NumRows | None = None,
 ) -> Population:
   """Pad every client's arrays to one of a few capacities.
@@ -69,6 +72,8 @@ def pack(
       all are kept, and clients without examples send nothing; by default all
       are kept, and an empty client is an error.
     capacities: Sizes to pad to; a few suitable ones by default.
+    lengths: Lengths to pad sequences to, where a field's is open; by default
+      that of the longest, and halves of it.
     num_rows: Client id to name of a table sized per client, such as
       `user/embeddings`, to the number of rows that the client needs, if its
       other examples name more than these.
@@ -91,7 +96,9 @@ def pack(
   wrong = spelling.unknown('client', num_rows or {}, clients)
   if wrong:
     raise examples.ClientDataError(f'num_rows: {wrong}')
-  packed = of_clients(clients.items(), read, min_examples, capacities, num_rows)
+  packed = of_clients(
+    clients.items(), read, min_examples, capacities, num_rows, lengths
+  )
   packed.example_spec = example_spec
   return packed
 

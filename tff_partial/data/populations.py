@@ -15,6 +15,7 @@ from tff_partial.data import cohorts
 from tff_partial.data import data_frames
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
+from tff_partial.data import lengths as lengths_lib
 from tff_partial.data import table_rows
 from tff_partial.data import vocabularies as vocabularies_lib
 from tff_partial.data.examples import ClientDataError
@@ -45,7 +46,9 @@ def concatenate(
     ids.append(client)
     kept.append(arrays)
     counts.append(count)
-  flat = examples.map_fields(lambda *arrays: np.concatenate(arrays), *kept)
+  flat = examples.map_fields(
+    lambda spec, *arrays: lengths_lib.joined(spec, arrays), example_spec, *kept
+  )
   offsets = np.concatenate([[0], np.cumsum(counts)])
   return ids, flat, offsets, large_enough.num_filtered
 
@@ -175,6 +178,7 @@ class Population:
     offsets: np.ndarray,
     *,
     capacities: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None,
     num_filtered: int = 0,
     vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
     num_rows: table_rows.NumRows | None = None,
@@ -189,6 +193,7 @@ class Population:
       offsets: `[clients + 1]`: client i has examples offsets[i] to
         offsets[i+1].
       capacities: Sizes to pad to; a few suitable ones if None.
+      lengths: Lengths to pad sequences of open length to; likewise.
       num_filtered: Number of clients left out before.
       vocabularies: Column to the vocabulary that encoded it.
       num_rows: Numbers of rows that clients need, if more.
@@ -211,6 +216,7 @@ class Population:
       table_rows.count(
         example_spec, self._client_ids, flat, np.asarray(offsets), num_rows
       ),
+      buckets.lengths_of(example_spec, flat, np.asarray(offsets), lengths),
     )
 
   @property
@@ -232,7 +238,8 @@ class Population:
       f'Population of {len(self):,} clients with {self.num_examples:,} '
       f'examples ({counts.min():,} to {counts.max():,} a client, median '
       f'{np.median(counts):,.0f}), padded to '
-      f'{[bucket.capacity for bucket in self._buckets]}',
+      f'{sorted({bucket.capacity for bucket in self._buckets})}'
+      f'{self._said_lengths()}',
       indented(self.example_spec),
     ]
     if self.num_filtered:
@@ -241,6 +248,13 @@ class Population:
       lines.append(f'  {self.dropped}')
     lines += [f'  {c!r}: {v!r}' for c, v in self.vocabularies.items()]
     return '\n'.join(lines)
+
+  def _said_lengths(self) -> str:
+    for path, spec in examples.leaves(self.example_spec):
+      if lengths_lib.is_open(spec):
+        arrays = [self._field(bucket, path)[0] for bucket in self._buckets]
+        return f', sequences to {sorted({a.shape[2] for a in arrays})}'
+    return ''
 
   def check(self, example_spec: examples.ExampleSpec) -> None:
     """Check that the clients can be used with a given example spec.

@@ -102,7 +102,7 @@ def filled(
     keras_model = build()
     if not keras_model.built:
       zeros = tf.nest.map_structure(
-        lambda spec: tf.zeros([1, *spec.shape], spec.dtype),
+        lambda spec: tf.zeros([n or 1 for n in [1, *spec.shape]], spec.dtype),
         inputs,
       )
       keras_model(zeros)

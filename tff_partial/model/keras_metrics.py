@@ -193,7 +193,8 @@ class PureMetrics:
   ) -> None:
     """Measure an example of weight 0; some metrics wait for shapes."""
     labels, predictions, weight = tf.nest.map_structure(
-      lambda spec: tf.zeros([1, *spec.shape], spec.dtype), self._specs
+      lambda spec: tf.zeros([n or 1 for n in [1, *spec.shape]], spec.dtype),
+      self._specs,
     )
     self._measure(metric, output, labels, predictions, weight)
 

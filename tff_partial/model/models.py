@@ -22,6 +22,7 @@ from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import keras_metrics
 from tff_partial.model import losses
+from tff_partial.model import open_lengths
 from tff_partial.model import preprocessing
 from tff_partial.model import traced_checks
 from tff_partial.model.keras_variables import ModelError
@@ -92,8 +93,6 @@ class PartialModel:
     # loss compares with labels.
     self.replaced_spec = spec.outputs
     self.compared: Callable[[Any], Any] = lambda predictions: predictions
-    # Spec of the mask over an example's steps, if a layer sets one.
-    self._mask: tf.TensorSpec | None = None
     self._class_weights = None
     if class_weight is not None:
       self._class_weights = losses.ClassWeights(
@@ -106,6 +105,7 @@ class PartialModel:
       **weighted,
       **classes(labels, spec.outputs, loss),
     }
+    open_lengths.check(self, functions)
 
   def _set_functions(
     self,

@@ -44,7 +44,8 @@ def num_features(
   """
   found = features(
     tf.nest.map_structure(
-      lambda spec: tf.zeros([1, *spec.shape], spec.dtype), prediction_spec
+      lambda spec: tf.zeros([n or 1 for n in [1, *spec.shape]], spec.dtype),
+      prediction_spec,
     )
   )
   if found.shape.rank != 2 or found.shape[-1] is None:

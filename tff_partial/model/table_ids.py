@@ -108,6 +108,8 @@ def _elements(source: tf.Tensor, picked: tf.Tensor) -> tuple[int, ...] | None:
   None stands for all of them, an empty tuple for unknown.
   """
   shape = [1, *source.shape[1:]]
+  if None in shape:
+    return ()
   places = np.arange(np.prod(shape)).reshape(shape)
   example = places.astype(source.dtype.as_numpy_dtype)
   if (example != places).any():
