@@ -343,6 +343,37 @@ def test_losses_and_metrics_of_keras_3_are_taken():
   assert float(value.objective) == pytest.approx(0.03125 + 0.875)
 
 
+def test_lookups_and_statistics_that_stand_first_are_lifted():
+  scaled = keras.layers.Normalization(name='scaled')
+  scaled.adapt(np.array([[1.0], [3.0]]))  # Mean 2, variance 1.
+
+  def build():
+    film = keras.Input([], dtype='string', name='film')
+    year = keras.Input([1], name='year')
+    films = keras.layers.StringLookup(vocabulary=['Alien', 'Heat'])
+    vectors = keras.layers.Embedding(films.vocabulary_size(), 2)
+    joined = keras.layers.Concatenate()([vectors(films(film)), scaled(year)])
+    return keras.Model([film, year], keras.layers.Dense(1)(joined))
+
+  model = tff_partial.from_keras(build, loss='mse')
+  inputs = {'film': np.array(['Heat', 'Up']), 'year': np.array([[1.0], [4.0]])}
+  clients = tff_partial.pack(
+    {'ann': {**inputs, 'y': [[1.0], [2.0]]}}, model.example_spec
+  )
+  (ann,) = clients.cohort(['ann'], np.zeros([1, 2], np.int32))
+  packed = ann['examples']['x']
+  assert packed['film'].tolist() == [2, 0]
+  assert packed['year'].tolist() == [[-1.0], [2.0]]
+  weights = {'global': model.initial_weights('global', _SEED)}
+  predicted, _ = model.predict(
+    weights, model.frozen_weights(), packed, training=False, seed=_SEED
+  )
+  whole = model.to_keras(*weights.values())
+  np.testing.assert_array_equal(
+    predicted, whole([tf.constant(value) for value in inputs.values()])
+  )
+
+
 # ---- what is refused ---------------------------------------------------------
 
 

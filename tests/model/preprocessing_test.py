@@ -28,6 +28,8 @@ _TEXTS = layers.TextVectorization(output_sequence_length=3, name='words')
 _TEXTS.adapt(['so bad', 'bad'])  # 2 is 'bad', the more frequent one.
 _SCALED = layers.Normalization(name='scaled')
 _SCALED.adapt(np.array([[1.0], [3.0]]))  # Mean 2, variance 1.
+_HALF = layers.Normalization(name='half', dtype='mixed_bfloat16')
+_HALF.adapt(np.array([[1.0], [3.0]]))
 
 
 def _chain(
@@ -284,6 +286,10 @@ def _read_twice() -> tf.keras.Model:
         (1,),
       ),
       "'t' .*has the output mode 'tf_idf'.*'multi_hot'",
+    ),
+    (
+      _chain(lambda: _HALF, tf.float32, (1,)),
+      r"'half' \(Normalization\) returns bfloat16.*dtype='float32'",
     ),
     (_read_twice, r"'film' \(StringLookup\) is also read by \['hashed'\]"),
   ],

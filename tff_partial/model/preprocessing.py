@@ -14,6 +14,7 @@ import contextlib
 import functools
 import json
 from typing import Any
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -87,7 +88,10 @@ class Lifted:
   def layer(self) -> Any:
     """The layer."""
     with tf.init_scope():
-      return self._class.from_config(self.config)
+      layer = self._class.from_config(self.config)
+      if self.kind == _NORMALIZATION:  # Or constants are those of a function.
+        layer.build([None, *self.raw.shape])
+      return layer
 
   @functools.cached_property
   def _traced(self) -> Any:
@@ -209,14 +213,18 @@ def _spec(tensor: Any) -> tf.TensorSpec:
   return tf.TensorSpec(None if shape is None else shape[1:], tensor.dtype)
 
 
+def _graph(model: Any) -> Any:
+  """Return the functional model that a sequential one of Keras 3 holds."""
+  return getattr(model, '_functional', None) or model
+
+
 def _first(model: Any) -> dict[str, tuple[Any, Any, Any]]:
   """Find the layers to lift, each with the tensors before and after it.
 
   Raises:
     ModelError: If the input of one has other readers.
   """
-  graph = getattr(model, '_functional', None) or model
-  levels = getattr(graph, '_nodes_by_depth', None)
+  levels = getattr(_graph(model), '_nodes_by_depth', None)
   if not levels or not getattr(model, 'inputs', None):
     return {}
   readers: dict[int, list[Any]] = {}
@@ -254,7 +262,10 @@ def _after(model: Any, first: Mapping[str, tuple[Any, Any, Any]]) -> Any:
     ),
     keras_analysis.input_tensors(model),
   )
-  rest = keras.Model(inputs, model.output, name=model.name)
+  with warnings.catch_warnings():
+    # Keras 3 warns that tensors inside of a model have other names.
+    warnings.simplefilter('ignore', UserWarning)
+    rest = keras.Model(inputs, _graph(model).output, name=model.name)
   vars(rest)[_WHOLE] = model  # Keras would take an attribute for a layer.
   return rest
 
@@ -290,6 +301,12 @@ def _config(layer: Any, where: str, spec: tf.TensorSpec) -> dict[str, Any]:
     raise ModelError(
       f"{where} has the output mode 'tf_idf', which cannot be lifted off the "
       "model. Use 'count' or 'multi_hot'."
+    )
+  if spec.dtype in (tf.bfloat16, tf.float16):
+    raise ModelError(
+      f"{where} returns {spec.dtype.name}, but clients' examples are kept in "
+      "float32. Make it with dtype='float32'; what reads it may still compute "
+      f'in {spec.dtype.name}.'
     )
   if not spec.shape.is_fully_defined() or not (
     spec.dtype.is_integer or spec.dtype.is_floating
