@@ -44,7 +44,7 @@ def _chain(
     inputs = tf.keras.Input(shape, dtype=dtype)
     hidden = first()(inputs) if first else inputs
     if hidden.dtype == tf.int64:
-      hidden = layers.Embedding(5, 2, name='table')(hidden)
+      hidden = layers.Embedding(5, 2, mask_zero=mean, name='table')(hidden)
       end = layers.GlobalAveragePooling1D() if mean else layers.Flatten()
       hidden = end(hidden)
     return tf.keras.Model(inputs, layers.Dense(1, name='own')(hidden))
@@ -81,6 +81,15 @@ _KINDS = {
     _chain(lambda: _TEXTS, tf.string),
     ['So BAD!', 'bad as bad gets'],
     [[3, 2, 0], [2, 1, 2]],
+  ),
+  'texts of any length': (
+    _chain(
+      lambda: layers.TextVectorization(vocabulary=['bad', 'good']),
+      tf.string,
+      mean=True,
+    ),
+    ['good', 'bad, so bad'],
+    [[3, 0, 0], [2, 1, 2]],
   ),
   'several hot': (
     _chain(
@@ -270,12 +279,13 @@ def _read_twice() -> tf.keras.Model:
     ),
     (
       _chain(
-        lambda: layers.TextVectorization(vocabulary=['a'], name='text'),
+        lambda: layers.TextVectorization(
+          vocabulary=['a'], ragged=True, name='text'
+        ),
         tf.string,
         mean=True,
       ),
-      r"'text' \(TextVectorization\) returns int64 of the shape \(None,\).*an "
-      '`output_sequence_length`',
+      r"'text' \(TextVectorization\) is one with `ragged`, ",
     ),
     (
       _chain(

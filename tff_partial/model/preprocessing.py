@@ -121,9 +121,10 @@ class Lifted:
     Raises:
       ClientDataError: If the layer cannot read it.
     """
-    array = np.asarray(array)
-    if array.ndim and not len(array):
-      return np.zeros([0, *self.spec.shape], self.spec.dtype.as_numpy_dtype)
+    some = array if isinstance(array, np.ndarray) else array[:1]
+    if np.shape(some)[:1] == (0,):  # A string to look up is not to be had.
+      shape = [1 if size is None else size for size in self.spec.shape]
+      return np.zeros([0, *shape], self.spec.dtype.as_numpy_dtype)
     array = examples.check_array(array, self.raw, where, (), which)
     try:
       return np.asarray(self._traced(tf.constant(array, self.raw.dtype)))
@@ -308,14 +309,10 @@ def _config(layer: Any, where: str, spec: tf.TensorSpec) -> dict[str, Any]:
       "float32. Make it with dtype='float32'; what reads it may still compute "
       f'in {spec.dtype.name}.'
     )
-  if not spec.shape.is_fully_defined() or not (
-    spec.dtype.is_integer or spec.dtype.is_floating
-  ):
+  if any(config.get(option) for option in ('ragged', 'sparse', 'invert')):
     raise ModelError(
-      f'{where} returns {spec.dtype.name} of the shape {spec.shape} for an '
-      'example, but examples are packed in arrays of one shape, of numbers. '
-      'Give `TextVectorization` an `output_sequence_length`, and an `Input` '
-      'its shape; take neither `ragged`, `sparse` nor `invert`.'
+      f'{where} is one with `ragged`, `sparse` or `invert`, but examples are '
+      'packed in dense arrays of numbers. Leave these options out.'
     )
   return {**config, **learned}
 
