@@ -34,6 +34,7 @@ from tff_partial import random_bits
 from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.data import examples
+from tff_partial.data import lengths
 
 templates = tff.learning.templates
 
@@ -164,11 +165,18 @@ def _pack(
     # Unread fields may not be batched. Mapping is slow to start.
     batches = batches.map(read)
   # All at once: appending batch by batch would copy all of them each time.
-  packed = batches.rebatch(_ALL).reduce(none, lambda _, joined: read(joined))
+  if lengths.are_open(example_spec):  # Batches may differ in length.
+    rows = batches.unbatch()
+    number = rows.reduce(np.int64(0), lambda count, _: count + 1)
+    together = rows.padded_batch(tf.maximum(number, 1))
+  else:
+    together = batches.rebatch(_ALL)
+  packed = together.reduce(none, lambda _, joined: read(joined))
   if 'weight' not in packed:
-    count = tf.shape(tf.nest.flatten(packed['y'])[0])[:1]
+    given = tf.shape(tf.nest.flatten(packed['y'])[0])
     spec = example_spec['weight']
-    packed['weight'] = tf.ones(tf.concat([count, spec.shape], 0), spec.dtype)
+    shape = [given[1] if n is None else n for n in spec.shape]
+    packed['weight'] = tf.ones([given[0], *shape], spec.dtype)
   return collections.OrderedDict((name, packed[name]) for name in example_spec)
 
 

@@ -311,3 +311,39 @@ def test_numbers_are_those_of_the_full_length(runtime, with_steps) -> None:
   found = _trained(None, contexts[runtime](), with_steps)
   for one, other in zip(found, wanted, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_batches_of_other_lengths_are_one_client_of_tffs_programs() -> None:
+  model = _model(None)
+  process = algorithms.build_fed_avg(
+    model, training=Phase(optimizer=sgd(0.5), batch_size=2, shuffle=False)
+  )
+  words = {name: [row for row in rows if row] for name, rows in _X.items()}
+  given = {
+    name: {'x': rows, 'y': [[[float(word)] for word in row] for row in rows]}
+    for name, rows in words.items()
+  }
+  data = tff_partial.pack(given, process.example_spec)
+
+  def batches(name: str) -> tf.data.Dataset:
+    rows = tf.data.Dataset.from_tensor_slices(
+      tf.ragged.constant(words[name], dtype=tf.int32)
+    )
+    pairs = rows.map(
+      lambda x: {'x': x + 0, 'y': tf.cast(x[:, tf.newaxis], tf.float32)}
+    )
+    return pairs.padded_batch(1)
+
+  face = tff_partial.as_learning_process(process)
+  with runtimes.cohort(jit=False):
+    wanted = tff_partial.train(process, data, rounds=1, clients_per_round=3)
+    found = face.next(face.initialize(), [batches(name) for name in words])
+  measured = found.metrics['client_work']['train']
+  assert measured['loss'] == pytest.approx(wanted.train['loss'], rel=1e-6)
+  weights = face.get_model_weights(found.state).trainable
+  np.testing.assert_allclose(
+    weights['global']['own/kernel'],
+    wanted.weights.trainable['global']['own/kernel'],
+    rtol=1e-6,
+  )
