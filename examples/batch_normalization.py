@@ -47,7 +47,8 @@ for method, norm, parts in (
   model = tff_partial.from_keras(lambda norm=norm: build(norm), **options)
   process = algorithms.build_fed_bn(model, training=Phase(on=half.support))
   plain = algorithms.build_fed_bn_eval(model, split=half)
-  own = algorithms.build_fed_bn_eval(model, split=half, estimate=True)
+  has_averages = bool(model.state)
+  own = algorithms.build_fed_bn_eval(model, split=half, estimate=has_averages)
   old, other = (tff_partial.pack(c, plain.example_spec) for c in (seen, new))
   run = tff_partial.train(process, old, rounds=rounds, clients_per_round=8)
   store = run.client_store

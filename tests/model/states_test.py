@@ -19,6 +19,7 @@ from tff_partial.client.client_work import CompositionError
 from tff_partial.composition import Aggregation
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
+from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.model.keras_variables import ModelError
@@ -162,10 +163,14 @@ def test_what_is_local_stays_with_the_client(local: Any) -> None:
     )
 
 
-@pytest.mark.parametrize('momentum', [0.0, 0.99])
-def test_a_new_client_may_estimate_local_averages(momentum: float) -> None:
+@pytest.mark.parametrize(
+  ('momentum', 'state'), [(0.0, 'local'), (0.99, 'local'), (0.9, 'averaged')]
+)
+def test_a_new_client_may_estimate_averages(
+  momentum: float, state: str
+) -> None:
   """From its support set, whatever the momentum."""
-  model = _model(functools.partial(build_dense, momentum), state='local')
+  model = _model(functools.partial(build_dense, momentum), state=state)
   clients = {'a': _fields(8)}
   measuring = algorithms.build_fed_bn_eval(model, estimate=True)
   cohort = planted.cohort_of(measuring, clients, 1, capacities=[16])
@@ -181,6 +186,11 @@ def test_a_new_client_may_estimate_local_averages(momentum: float) -> None:
     'variance': support.var(0),
   }.items():
     np.testing.assert_allclose(own[f'first/moving_{name}'], moment, rtol=1e-4)
+
+
+def test_frozen_averages_are_not_estimated() -> None:
+  with pytest.raises(SettingError, match='no moving averages to estimate'):
+    algorithms.build_fed_bn_eval(_model(state='frozen'), estimate=True)
 
 
 def test_what_is_frozen_keeps_every_bit() -> None:

@@ -22,6 +22,7 @@ from tff_partial.client_state import persist_local
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import OverwriteWeights
 from tff_partial.data import splits
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.templates import partial_training
@@ -44,9 +45,9 @@ def build_fed_bn_eval(
 
   Args:
     model: The model.
-    estimate: True if clients, such as new ones, replace their moving averages
-      by the moments of their support set, in one pass and with the weights that
-      they have.
+    estimate: True if clients, such as new ones, replace moving averages, local
+      or averaged, by the moments of their support set, in one pass and with the
+      weights that they have.
     personalise: How clients train their local variables after that; not at all
       by default.
     split: Support and query set; by default the two halves if clients estimate
@@ -57,7 +58,14 @@ def build_fed_bn_eval(
 
   Raises:
     PhaseError: If the arguments do not fit together.
+    SettingError: If clients are to estimate, and the model has no averages.
   """
+  if estimate and not model.state:
+    raise SettingError(
+      'estimate=True: the model has no moving averages to estimate. Leave it '
+      "out, or keep those of batch normalization by `from_keras(state='local')`"
+      " or 'averaged'; frozen ones stay as they are."
+    )
   return evaluation.build_query_evaluation(
     model,
     client_state=persist_local,
@@ -78,23 +86,27 @@ def _estimated(client: ClientContext) -> tiers.Weights:
   inputs = tf.nest.map_structure(
     lambda tensor: tensor[: client.count], client.examples['x']
   )
-  own = client.weights.get(LOCAL, collections.OrderedDict())
-  states = [name for name in own if name in client.model.state]
+  read = tiers.server_and_local_weights(client.weights)
+  states = {
+    name: (tier, tensor)
+    for tier, named in read.items()
+    for name, tensor in named.items()
+    if name in client.model.state
+  }
 
   def stepped(start: float) -> dict[str, tf.Tensor]:
-    begun = {name: tf.fill(tf.shape(own[name]), start) for name in states}
-    weights = collections.OrderedDict(
-      tiers.server_and_local_weights(client.weights),
-      **{LOCAL: collections.OrderedDict(own, **begun)},
-    )
+    weights = tf.nest.map_structure(tf.identity, read)
+    for name, (tier, tensor) in states.items():
+      weights[tier][name] = tf.fill(tf.shape(tensor), start)
     return client.model.call(
       weights, client.frozen, inputs, training=True, seed=client.seed
     )[2]
 
   zero, far = stepped(0.0), stepped(_FAR)
-  found = collections.OrderedDict()
-  for name in states:
+  found: tiers.Weights = collections.OrderedDict()
+  for name, (tier, tensor) in states.items():
     momentum = (far[name] - zero[name]) / _FAR
     moment = zero[name] / (1.0 - momentum)
-    found[name] = tf.where(client.count > 0, moment, own[name])
-  return collections.OrderedDict({LOCAL: found} if found else {})
+    estimated = tf.where(client.count > 0, moment, tensor)
+    found.setdefault(tier, collections.OrderedDict())[name] = estimated
+  return found
