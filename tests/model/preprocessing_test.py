@@ -309,6 +309,13 @@ def test_layers_that_cannot_be_lifted_are_refused(build, message):
     tff_partial.from_keras(build, loss='mse')
 
 
+def test_specs_of_inputs_are_refused_beside_a_first_layer():
+  with pytest.raises(models.ModelError, match='Leave `inputs` out'):
+    tff_partial.from_keras(
+      _chain(_films, tf.string), loss='mse', inputs=tf.TensorSpec([], tf.string)
+    )
+
+
 def test_client_data_that_a_layer_cannot_read_are_refused():
   model = _from(
     _chain(

@@ -84,7 +84,7 @@ def from_keras(
     ModelError: If the model is no pure function of its weights and examples, or
       a selector matches nothing, everything, or not all layers of a variable.
   """
-  rest = preprocessing.Lifting(_checked_builder(build))
+  rest = preprocessing.Lifting(_checked_builder(build), inputs)
   spec, in_keras_3 = _analysed(rest, inputs, client_sized)
   tier_of = _tiers(spec, local, group, num_groups)
   spec = with_client_sizes(spec, tier_of, client_sized)

@@ -142,9 +142,9 @@ class Lifting:
     layers: Input, `x` or `x.name`, to the layer that stood first.
   """
 
-  def __init__(self, build: Callable[[], Any]):
-    """Take the builder of the whole model."""
-    self._build = build
+  def __init__(self, build: Callable[[], Any], inputs: Any = None):
+    """Take the builder of the whole model, and `inputs` of `from_keras`."""
+    self._build, self._inputs = build, inputs
     self.layers: dict[str, Lifted] = {}
 
   def __call__(self) -> Any:
@@ -152,6 +152,11 @@ class Lifting:
     with _numbers_of_rows():
       model = self._build()
     first = _first(model)
+    if first and self._inputs is not None:
+      raise ModelError(
+        f'inputs={self._inputs!r}: the model has an `Input`, whose examples '
+        f'pass through layers: {list(first)}. Leave `inputs` out.'
+      )
     if first and not self.layers:
       with tf.init_scope():
         self.layers = {
