@@ -152,7 +152,7 @@ def main(data: str, path: str, method: str, *numbers: str) -> None:
       passes = 'tune'
     if cache:
       build = functools.partial(
-        ngram_cache.build_ngram_cache_eval, targets=task.targets
+        ngram_cache.build_ngram_cache_eval, targets=task.targets, mixing=0.1
       )
     phase = Phase(optimizer=sgd(rate), batch_size=16, epochs=3)
     tests = build(model, **{passes: phase})
