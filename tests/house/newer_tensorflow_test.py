@@ -28,6 +28,8 @@ def run(code: str, **variables: str) -> subprocess.CompletedProcess:
 @pytest.fixture
 def stood_in(monkeypatch):
   """Within an import, as beside TensorFlow 2.20, of this test's TensorFlow."""
+  # Set again after the test: XLA ends a process that gives it unknown flags.
+  monkeypatch.setenv('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))
   monkeypatch.setattr(newer_tensorflow, '_tensorflow_version', lambda: (2, 20))
   monkeypatch.setattr(newer_tensorflow, '_choose_keras_2', lambda version: None)
   real = types.ModuleType('jax')
