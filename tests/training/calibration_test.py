@@ -71,6 +71,13 @@ def test_a_worse_tenth_is_found_by_half_of_its_ratings() -> None:
   assert found['worst_tenth_held_out'] == pytest.approx(0.5, abs=0.005)
 
 
+def test_clients_without_ratings_have_no_coverage() -> None:
+  counts = np.zeros([3, _BINS])
+  counts[:2, 0] = 4
+  found = _mass(8, 2).coverage(counts, 0.8)
+  assert found['coverage'] == found['worst_tenth_held_out'] == 1.0
+
+
 @pytest.mark.parametrize('level', [0.0, 1.0, 0.9, float('nan')])
 def test_an_impossible_level_is_refused(level: float) -> None:
   beyond = calibration_lib.Calibration([8.0, *[0.0] * (_BINS - 2), 2.0])

@@ -179,7 +179,7 @@ class Calibration:
     random, whole = np.random.default_rng(0), np.round(number).astype(int)
     draws = random.binomial(whole, level, [_DRAWS, len(number)])
     hits = np.minimum(np.round(inside).astype(int), whole)
-    shown = np.maximum(whole // 2, 1)
+    shown = np.minimum(np.maximum(whole // 2, 1), whole)
     seen = random.hypergeometric(hits, whole - hits, shown, draws.shape)
     chosen = np.argsort(seen / shown, 1)[:, :worst]
     unseen = np.take_along_axis(hits - seen, chosen, 1).sum(1)
