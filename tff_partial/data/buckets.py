@@ -117,7 +117,7 @@ def fill(
   of_length = np.zeros_like(which)
   if lengths is not None:
     sizes = lengths.sizes
-    of_length = places(client_ids, lengths.steps, sizes, _OF_STEPS)
+    of_length = places(client_ids, lengths.steps, sizes, _WORDS_OF_STEPS)
   buckets = []
   for (number, capacity), (place, length) in itertools.product(
     enumerate(capacities), enumerate(sizes)
@@ -168,8 +168,8 @@ def _cut(flat: Any, lengths: lengths_lib.Lengths, length: int) -> Any:
   )
 
 
-_OF_EXAMPLES_SAID = '{} examples', 'capacities', 'cut the client'
-_OF_STEPS = 'sequences of {} steps', 'lengths', 'cut the sequences'
+_WORDS_OF_EXAMPLES = '{} examples', 'capacities', 'cut the client'
+_WORDS_OF_STEPS = 'sequences of {} steps', 'lengths', 'cut the sequences'
 
 
 def lengths_of(
@@ -218,7 +218,7 @@ def places(
   client_ids: Sequence[str],
   counts: np.ndarray,
   capacities: Sequence[int],
-  said: tuple[str, str, str] = _OF_EXAMPLES_SAID,
+  said: tuple[str, str, str] = _WORDS_OF_EXAMPLES,
 ) -> np.ndarray:
   """Find the smallest capacity, of ascending ones, that holds each client.
 

@@ -210,24 +210,20 @@ def _described(example_spec: examples.ExampleSpec) -> dict[str, list[Any]]:
 
   An input that passed through a layer also has a fingerprint of that.
   """
-  lifted = examples.lifted_of(example_spec)
   if lengths.are_open(example_spec):
     raise examples.ClientDataError(
       'Files hold examples of one shape, but a field has an open length. Begin '
       'the model with `Input([length])` and pad to it, or use '
       '`tff_partial.pack` or a `Reader`.'
     )
-  return {
-    path: [
-      np.dtype(spec.dtype.as_numpy_dtype).str,
-      list(spec.shape),
-      *(
-        hashlib.sha256(lifted[path].described.encode()).hexdigest()[:16]
-        for _ in range(path in lifted)
-      ),
-    ]
+  described: dict[str, list[Any]] = {
+    path: [np.dtype(spec.dtype.as_numpy_dtype).str, list(spec.shape)]
     for path, spec in examples.leaves(example_spec)
   }
+  for path, layer in examples.lifted_of(example_spec).items():
+    digest = hashlib.sha256(layer.described.encode()).hexdigest()
+    described[path].append(digest[:16])
+  return described
 
 
 # ---- reading -----------------------------------------------------------------
