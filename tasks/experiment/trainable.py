@@ -165,7 +165,7 @@ class Trainable:
     if algorithm.personal is not None and not is_at_home:
       local = self._config.local
       measuring['personalise'] = local.when_measured(algorithm.personal(local))
-      measuring.setdefault('split', local.build_split())
+      measuring.setdefault('split', local.split_when_measured())
     parts = clients.split or ()
     key = (tuple(part.name for part in parts), is_at_home)
     if key not in self._evaluations:

@@ -38,7 +38,7 @@ JOINING = tuple(Server().flags())
 TRAINING = tuple(
   flag
   for flag in LocalTraining().flags()
-  if flag not in ('split', 'support_share', 'shuffle_split', 'batch_size')
+  if not any(part in flag for part in ('split', 'support_share', 'batch_size'))
 )
 
 # (model, setting) -> process.

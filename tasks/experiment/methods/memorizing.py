@@ -35,7 +35,7 @@ def _measuring(run: Setting, measuring: Measuring, user: str) -> dict[str, Any]:
   return {
     'personalise': personalise,
     'tune': tune,
-    'split': measuring.get('split') or run.local.build_split(),
+    'split': measuring.get('split') or run.local.split_when_measured(),
   }
 
 

@@ -44,7 +44,7 @@ def fed_recon_eval(
   personal = run.local.when_measured(run.local.of_personal())
   return tff_partial.algorithms.build_fed_recon_eval(
     model,
-    split=measuring.get('split') or run.local.build_split(),
+    split=measuring.get('split') or run.local.split_when_measured(),
     reconstruction_optimizer=personal.optimizer,
     reconstruction_epochs=personal.epochs,
     reconstruction_steps=personal.max_steps,
@@ -57,7 +57,7 @@ def fed_recon_fine_tuning_eval(
 ) -> Evaluation:
   return tff_partial.algorithms.build_fed_recon_fine_tuning_eval(
     model,
-    split=measuring.get('split') or run.local.build_split(),
+    split=measuring.get('split') or run.local.split_when_measured(),
     reconstruct=run.local.when_measured(run.local.of_personal()),
     tune=run.local.of_tuning_global(),
   )
@@ -100,7 +100,7 @@ def fed_als_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
   return tff_partial.algorithms.build_fed_als_eval(
-    model, split=measuring.get('split') or run.local.build_split()
+    model, split=measuring.get('split') or run.local.split_when_measured()
   )
 
 
@@ -123,5 +123,5 @@ def fed_ials_eval(
   return tff_partial.algorithms.build_fed_ials_eval(
     model,
     weighting=run.hyperparameters.weighting,
-    split=measuring.get('split') or run.local.build_split(),
+    split=measuring.get('split') or run.local.split_when_measured(),
   )

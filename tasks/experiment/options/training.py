@@ -81,6 +81,12 @@ class LocalTraining(Options):
     'Learning rate of reconstruction when measuring, if not as in training.',
     at_least=0,
   )
+  evaluation_batch_size: int | None = option(
+    None,
+    'Examples of a step of reconstruction when measuring, and of a batch of '
+    '--split=alternating, if not as in training.',
+    at_least=1,
+  )
   tuned: str | None = option(
     None,
     'Which variables clients tune before they are measured, for algorithms of '
@@ -133,18 +139,29 @@ class LocalTraining(Options):
           '--reconstruction_optimizer=exact no steps are taken. Leave it out.'
         )
 
-  def build_split(self) -> splits.Split:
-    """Build the split of examples into support and query set."""
+  def build_split(self, batch_size: int | None = None) -> splits.Split:
+    """Build the split of examples into support and query set.
+
+    Args:
+      batch_size: Examples of a batch that is dealt out; by default those of a
+        step of training.
+    """
     splits, share = tff_partial.splits, self.support_share
     makers: dict[str, Callable[[], splits.Split]] = {
       'halves': splits.halves,
       'fraction': functools.partial(splits.fraction, share),
-      'alternating': functools.partial(splits.alternating, self.batch_size),
+      'alternating': functools.partial(
+        splits.alternating, batch_size or self.batch_size
+      ),
       'same': splits.same,
       'by_time': functools.partial(splits.by_time, 'time', share),
     }
     split = makers[self.split]()
     return splits.shuffled(split) if self.shuffle_split else split
+
+  def split_when_measured(self) -> splits.Split:
+    """Build the split of examples of clients that are measured."""
+    return self.build_split(self.evaluation_batch_size)
 
   def of_global(self) -> phases.Phase:
     """Build the phase that trains global weights."""
@@ -237,6 +254,8 @@ class LocalTraining(Options):
     changes: dict[str, Any] = {}
     if steps is not None:
       changes['max_steps'] = None if steps < 0 else steps
+    if self.evaluation_batch_size and phase.batch_size:
+      changes['batch_size'] = self.evaluation_batch_size
     if self.evaluation_reconstruction_epochs is not None:
       changes['epochs'] = self.evaluation_reconstruction_epochs
     if rate is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
+from tasks.experiment import from_recipe
 from tasks.movielens import data as movielens_data
 from tasks.movielens import task as movielens
 from tasks.task import Data
@@ -332,3 +333,16 @@ def test_downloads_go_to_the_tasks_own_folder(
       Data(data_dir=str(tmp_path), download=True), 0
     )
   assert asked == [(tmp_path / 'movielens', fetched)]
+
+
+def test_central_training_is_measured_on_the_same_ratings():
+  federated = from_recipe('movielens_fed_recon').local
+  central = from_recipe('movielens_centralized').local
+  assert central.batch_size != federated.batch_size
+  assert (
+    central.split_when_measured().query.name
+    == federated.split_when_measured().query.name
+    == 'alternating(5)[1]'
+  )
+  measured = central.when_measured(central.of_personal())
+  assert measured.batch_size == federated.of_personal().batch_size == 5
