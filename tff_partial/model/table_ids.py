@@ -94,12 +94,22 @@ def _looked_up(table: tf.Tensor) -> Iterator[tf.Tensor]:
 def _source(tensor: tf.Tensor) -> tuple[tf.Tensor, bool]:
   """Trace a tensor to its source; also return true if values are dropped."""
   picks = False
-  while tensor.op.type in (*_HAND_ON, *_PICK) or (
-    tensor.op.type == 'Cast' and tensor.dtype in _TYPES
+  while (
+    tensor.op.type in (*_HAND_ON, *_PICK)
+    or (tensor.op.type == 'Cast' and tensor.dtype in _TYPES)
+    or _counts_from_the_end(tensor.op)
   ):
     picks = picks or tensor.op.type in _PICK
-    tensor = tensor.op.inputs[1 if tensor.op.type == 'Split' else 0]
+    place = {'Split': 1, 'SelectV2': 2}.get(tensor.op.type, 0)
+    tensor = tensor.op.inputs[place]
   return tensor, picks
+
+
+def _counts_from_the_end(operation: tf.Operation) -> bool:
+  """Return True for `where(ids < 0, ids + rows, ids)`, as Keras 3 looks up."""
+  if operation.type != 'SelectV2' or operation.inputs[0].op.type != 'Less':
+    return False
+  return operation.inputs[0].op.inputs[0].name == operation.inputs[2].name
 
 
 def _elements(source: tf.Tensor, picked: tf.Tensor) -> tuple[int, ...] | None:

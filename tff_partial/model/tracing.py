@@ -152,12 +152,14 @@ def value_of(
 
 def reason(error: Exception) -> str:
   """Return the message of a TensorFlow or Keras error in one line."""
-  # AutoGraph adds lines before the message, others add lines after it.
-  lines = [line.strip() for line in str(error).split('\n') if line.strip()]
+  # AutoGraph adds lines before the message, others add lines after it; Keras 3
+  # prints it in bold.
+  text = str(error).replace('\x1b[1m', '').replace('\x1b[0m', '')
+  lines = [line.strip() for line in text.split('\n') if line.strip()]
   lines = lines or [type(error).__name__]
-  if lines[0].startswith('Exception encountered when calling layer'):
+  if lines[0].startswith('Exception encountered when calling'):
     rest = itertools.takewhile(
-      lambda line: not line.startswith('Call arguments received'), lines[1:]
+      lambda line: 'rguments received by' not in line, lines[1:]
     )
     lines = list(rest) or lines
   line = lines[-1 if lines[0].startswith('in user code') else 0]
