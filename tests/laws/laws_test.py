@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import copy
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -249,6 +250,17 @@ ROWS = [
       epochs=5,
       shuffle=True,
     ),
+  ),
+  *(
+    Row(
+      f'furl, {what}',
+      {'training': _TRAINING},
+      algorithms.build_furl_eval,
+      local=True,
+      personal=True,
+      wrap=functools.partial(planted.of_strings, is_open=is_open),
+    )
+    for what, is_open in (('strings', False), ('texts of open length', True))
   ),
   _partly_local(
     'fed_att',
@@ -601,7 +613,8 @@ def test_moving_averages_are_trained(row, state):
 
   The variance of items' vectors is far from 1, its first value.
   """
-  if row.form not in ('partly local', 'global') or row.name == 'hpfl':
+  has_own_model = row.name.startswith(('hpfl', 'furl, '))
+  if row.form not in ('partly local', 'global') or has_own_model:
     pytest.skip('Its models have a form of their own.')
   is_local = state == 'local' and not row.local
   model = planted.factorization(

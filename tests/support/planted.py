@@ -19,8 +19,10 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
+from tff_partial.data import lengths
 from tff_partial.data import packing
 from tff_partial.data import populations
+from tff_partial.model import keras_3
 from tff_partial.model import keras_models
 from tff_partial.model import models
 
@@ -87,6 +89,39 @@ def build_tastes() -> tf.keras.Model:
   noisy = tf.keras.layers.Dropout(0.1)(vectors(item))
   taste = tf.keras.layers.Dense(LOCAL_SIZE, use_bias=False, name='user')(noisy)
   return tf.keras.Model(item, tf.reduce_sum(taste, -1))
+
+
+def of_strings(
+  model: models.PartialModel, is_open: bool
+) -> models.PartialModel:
+  """A model of tastes, of the same Keras, whose first layer reads strings.
+
+  It finds them in a vocabulary; or as the words, of any number, of texts.
+  """
+  keras = keras_3.module_of(model.build())
+  words = [_word(item) for item in range(NUM_ITEMS)]
+
+  def build() -> Any:
+    layers = keras.layers
+    said = keras.Input([], dtype='string')
+    lookup = layers.StringLookup(vocabulary=words[1:], name='lookup')
+    if is_open:
+      lookup = layers.TextVectorization(vocabulary=words[2:], name='lookup')
+    vectors = layers.Embedding(
+      NUM_ITEMS, NUM_FACTORS, mask_zero=is_open, name='items'
+    )(lookup(said))
+    if is_open:
+      vectors = layers.GlobalAveragePooling1D()(vectors)
+    noisy = layers.Dropout(0.1)(vectors)
+    taste = layers.Dense(LOCAL_SIZE, use_bias=False, name='user')(noisy)
+    total = layers.Lambda(lambda each: tf.reduce_sum(each, -1))(taste)
+    return keras.Model(said, total)
+
+  return factorization(build)
+
+
+def _word(item: int) -> str:
+  return f'w{item}'
 
 
 def build_heads() -> tf.keras.Model:
@@ -172,11 +207,19 @@ def pack(
   spec: examples.ExampleSpec,
   capacities: Sequence[int] | None = None,
 ) -> populations.Population:
-  """The clients, without what the spec has no field or input for."""
+  """The clients, without what the spec has no field or input for.
+
+  Where a model reads strings they are words, one for an item, or in texts of
+  open length up to three times the same.
+  """
+  most = 3 if lengths.are_open(spec) else 1
 
   def read(fields: Any, known: Any) -> Any:
     if not isinstance(fields, Mapping) or not isinstance(known, Mapping):
       return fields
+    if spec.lifted and 'x' in fields:
+      said = [' '.join([_word(n)] * (1 + n % most)) for n in fields['x']]
+      fields = {**fields, 'x': said}
     return {
       n: read(value, known[n]) for n, value in fields.items() if n in known
     }
