@@ -86,6 +86,7 @@ def test_the_same_model_of_both_kerases_has_the_same_first_values(
   assert one.example_spec == other.example_spec
   assert one.prediction_spec == other.prediction_spec
   assert one.only_looked_up == other.only_looked_up != ()
+  assert one.example_spec.ids['x'] == other.example_spec.ids['x']
   for mine, theirs in zip(
     named(one).values(), named(other).values(), strict=True
   ):
@@ -293,6 +294,56 @@ def test_moving_averages_are_those_of_keras_2(state):
     np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+def sentences(of, length):
+  """The next word at each step, where `length` may be open."""
+  said = of.Input([length], dtype='int32')
+  steps = of.layers.Embedding(9, 4, mask_zero=True)(said)
+  steps = of.layers.GRU(3, return_sequences=True)(steps)
+  return of.Model(said, of.layers.Dense(9, name='own')(steps))
+
+
+@pytest.mark.slow
+def test_open_lengths_have_the_numbers_of_full_ones_and_of_keras_2():
+  random = np.random.default_rng(0)
+  said = {
+    f'u_{user}': [random.integers(1, 9, 1 + (user + n) % 6) for n in range(4)]
+    for user in range(5)
+  }
+  results = []
+  for of, length in ((keras, None), (keras, 7), (tf.keras, None)):
+    model = partial(
+      lambda of, length=length: sentences(of, length),
+      of,
+      local='own',
+      loss=of.losses.SparseCategoricalCrossentropy(from_logits=True),
+      metrics=['accuracy'],
+      seed=3,
+    )
+    process = tff_partial.algorithms.build_fed_recon(model, batch_size=2)
+    rows = {
+      user: [np.pad(row, [0, (length or len(row)) - len(row)]) for row in found]
+      for user, found in said.items()
+    }
+    data = tff_partial.pack(
+      {user: {'x': x, 'y': x} for user, x in rows.items()},
+      process.example_spec,
+      lengths=None if length else [4, 16],
+    )
+    with tff_partial.runtimes.cohort(strict=True, jit=False):
+      result = tff_partial.train(
+        process, data, rounds=2, clients_per_round=4, seed=1
+      )
+      own = tff_partial.personalise(result, data, 'u_3')
+    x = np.array([[3, 1, 4, *[0] * ((length or 3) - 3)]])
+    shared = result.weights.trainable[tiers.GLOBAL].values()
+    measured = [result.train['loss'], result.train['accuracy']]
+    predicted = own.predict(x, verbose=0)[:, :3]
+    results.append([*shared, *measured, predicted])
+  for other in results[1:]:
+    for mine, theirs in zip(results[0], other, strict=True):
+      np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
 def test_what_dropout_draws_follows_from_the_seed():
   def drawn(of, seed, training=True):
     model = partial(lambda of: ratings(of, dropout=0.5), of)
@@ -398,9 +449,52 @@ def _dense(**options):
   return lambda: keras.layers.Dense(4, **options)
 
 
+def _said(*layers):
+  def build():
+    words = keras.Input([None], dtype='int32')
+    steps = keras.layers.Embedding(9, 4, mask_zero=True)(words)
+    for layer in layers:
+      steps = layer()(steps)
+    return keras.Model(words, keras.layers.Dense(1)(steps))
+
+  return build
+
+
+def _residual():
+  """Keras 3's attention takes the mask from what it reads."""
+  words = keras.Input([None], dtype='int32')
+  steps = keras.layers.Embedding(9, 4, mask_zero=True)(words)
+  read = keras.layers.MultiHeadAttention(2, 2)(steps, steps)
+  return keras.Model(words, keras.layers.Add(name='residual')([steps, read]))
+
+
 @pytest.mark.parametrize(
   ('build', 'options', 'message'),
   [
+    (
+      _said(
+        lambda: keras.layers.Conv1D(3, 3, padding='same', name='mixing'),
+        keras.layers.GlobalAveragePooling1D,
+      ),
+      {},
+      r"'mixing' \(Conv1D\) computes something else if more padding",
+    ),
+    (_residual, {}, r"'residual' \(Add\) gives steps of padding no mask"),
+    (
+      _said(
+        lambda: keras.layers.BatchNormalization(name='norm'),
+        keras.layers.GlobalAveragePooling1D,
+      ),
+      {'state': 'averaged'},
+      r"'norm' \(BatchNormalization\) computes statistics over steps",
+    ),
+    (
+      _said(
+        lambda: keras.layers.Conv1D(3, 9), keras.layers.GlobalAveragePooling1D
+      ),
+      {},
+      'sequences of 8 or 13 steps: (?!Exception)',
+    ),
     (
       _around(_dense(), keras.layers.BatchNormalization),
       {},

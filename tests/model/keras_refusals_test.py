@@ -218,7 +218,7 @@ _SHARED = layers.Dense(1, name='shared')
         [tf.keras.Input([4, None, 3]), layers.Dense(2)]
       ),
       r'An input has the shape \[4, None, 3\], but examples are packed in '
-      'arrays of one shape, except for the first axis .* Say how long they are',
+      r'arrays of one shape, except for the first axis\. Say how long they are',
     ),
     (
       _stack(_ReadsOutside()),

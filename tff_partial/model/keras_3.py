@@ -30,6 +30,16 @@ def is_model(value: Any) -> bool:
   return keras is not None and isinstance(value, keras.Model)
 
 
+def module_of(model: Any) -> Any:
+  """Return the Keras whose model this is: Keras 3, or `tf.keras`."""
+  return module() if is_model(model) else tf.keras
+
+
+def graph_of(model: Any) -> Any:
+  """Return the functional model that a sequential one of Keras 3 holds."""
+  return getattr(model, '_functional', None) or model
+
+
 def makes_model(build: Callable[[], Any]) -> bool:
   """Return true if a callable makes a Keras 3 model, calling it if needed."""
   if module() is None:

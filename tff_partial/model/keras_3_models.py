@@ -250,7 +250,8 @@ def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
     if not model.built or not getattr(model, 'inputs', None):
       model(
         tf.nest.map_structure(
-          lambda spec: tf.zeros([1, *spec.shape], spec.dtype), inputs
+          lambda spec: tf.zeros([n or 1 for n in [1, *spec.shape]], spec.dtype),
+          inputs,
         )
       )
       created.assigned.clear()  # State of random generators and the like.

@@ -316,7 +316,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         '`initial_weights` instead of loading them in the builder.',
       )
       inputs = without_lists(inputs)
-      refuse_open_shapes(inputs, but_length=True)
+      refuse_open_shapes(inputs)
       for layer in layers:
         refuse_kind(layer)
       with explaining():

@@ -76,19 +76,16 @@ def _adapted(what: str) -> str:
   )
 
 
-def refuse_open_shapes(inputs: Any, *, but_length: bool = False) -> None:
-  """Refuse inputs of unknown shape; except for their length, if so wished."""
+def refuse_open_shapes(inputs: Any) -> None:
+  """Refuse inputs of unknown shape, except for their length."""
   for spec in tf.nest.flatten(inputs):
     shape = tf.TensorShape(spec.shape)
-    if but_length and shape.rank:
-      shape = shape[1:]
-    if not shape.is_fully_defined():
+    if not (shape[1:] if shape.rank else shape).is_fully_defined():
       raise ModelError(
         f'An input has the shape {list(spec.shape)}, but examples are packed '
-        'in arrays of one shape, except for the first axis in models of '
-        '`tf.keras`. Say how long they are, for instance '
-        '`tf.keras.Input([50])`, and pad them, for instance with '
-        '`tf.keras.utils.pad_sequences`.'
+        'in arrays of one shape, except for the first axis. Say how long they '
+        'are, for instance `tf.keras.Input([50])`, and pad them, for instance '
+        'with `tf.keras.utils.pad_sequences`.'
       )
 
 

@@ -5,7 +5,7 @@ unless it knows the mask. So a model is tried on the same sequences, padded to
 two lengths: its predictions have to be the same, and its steps masked.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from tff_partial.data import examples
 from tff_partial.data import lengths
+from tff_partial.model import keras_3
+from tff_partial.model import keras_analysis
 from tff_partial.model import tracing
 from tff_partial.model.functions import ModelFunctions
 from tff_partial.model.keras_functions import mask_of
@@ -70,15 +72,22 @@ def check(model: Any, functions: ModelFunctions) -> None:
       ),
     )
     found = [tf.nest.flatten(_called(keras, x)) for x in tried]
+
+    def changes(part: Any) -> bool:
+      return not _same(*(part(x, training=False) for x in tried))
+
+    def unmasks(part: Any) -> bool:
+      return _is_open(part) and mask_of(part(short, training=False)) is None
+
     if not all(map(_same, *found)):
       raise ModelError(
-        f'{_first_changed(keras, tried)} computes something else if more '
+        f'{_first(keras, changes)} computes something else if more '
         'padding follows a sequence. Take layers that leave masked steps out, '
         'after `Embedding(mask_zero=True)` or `Masking()`. ' + _REMEDY
       )
     if not all(map(_masked, *found)):
       raise ModelError(
-        f'{_first_without_mask(keras)} gives steps of padding no mask, so that '
+        f'{_first(keras, unmasks)} gives steps of padding no mask, so that '
         'they would count in losses and metrics. Begin with '
         '`Embedding(mask_zero=True)` or `Masking()`, and let own layers set '
         '`supports_masking = True`. ' + _REMEDY
@@ -157,16 +166,27 @@ def _masked(short: tf.Tensor, long: tf.Tensor) -> bool:
   )
 
 
-def _layers(keras: Any) -> Iterator[tf.keras.layers.Layer]:
+def _layers(keras: Any) -> Iterator[Any]:
   """Yield the layers of a functional model that have one output, in order."""
-  if getattr(keras, '_is_graph_network', False):
-    for layer in keras.layers:
-      outputs = [node.outputs for node in layer._inbound_nodes]
-      if len(outputs) == 1 and tf.keras.backend.is_keras_tensor(outputs[0]):
+  graph = keras_3.graph_of(keras)
+  if getattr(graph, '_nodes_by_depth', None):
+    # In Keras 3, sums and the like of tensors are no layers.
+    for layer in getattr(graph, 'operations', graph.layers):
+      outputs = [
+        tf.nest.flatten(node.outputs)
+        for node in layer._inbound_nodes
+        if not node.is_input
+      ]
+      if list(map(len, outputs)) == [1]:
         yield layer
 
 
-def _named(layer: tf.keras.layers.Layer) -> str:
+def _is_open(layer: Any) -> bool:
+  """Return True if a layer or model has an output of open length."""
+  return None in list(layer.output.shape)[1:]
+
+
+def _named(layer: Any) -> str:
   return f'Layer {layer.name!r} ({type(layer).__name__})'
 
 
@@ -174,27 +194,18 @@ def _refuse_statistics(keras: Any, model: Any) -> None:
   """Refuse layers that compute statistics over steps in training."""
   holders = {n for v in model.variables if v.is_state for n in v.layers}
   for layer in _layers(keras):
-    if layer.name in holders and None in layer.output.shape.as_list()[1:]:
+    if layer.name in holders and _is_open(layer):
       raise ModelError(
         f'{_named(layer)} computes statistics over steps in training, and so '
         "of padding. Take LayerNormalization, or `state='frozen'`. " + _REMEDY
       )
 
 
-def _first_changed(keras: Any, tried: Any) -> str:
-  """Name the first layer that does not compute the same for both inputs."""
+def _first(keras: Any, is_wrong: Callable[[Any], bool]) -> str:
+  """Name the first layer such that the part of a model up to it is wrong."""
   for layer in _layers(keras):
-    part = tf.keras.Model(keras.inputs, layer.output)
-    if not _same(*(part(x, training=False) for x in tried)):
+    inputs = keras_analysis.input_tensors(keras)
+    part = keras_3.module_of(keras).Model(inputs, layer.output)
+    if is_wrong(part):
       return _named(layer)
-  return 'The model'
-
-
-def _first_without_mask(keras: Any) -> str:
-  """Name the first layer that passes no mask on for its steps."""
-  for layer in _layers(keras):
-    is_input = isinstance(layer, tf.keras.layers.InputLayer)
-    if None in layer.output.shape.as_list()[1:] and not is_input:
-      if mask_of(layer.output) is None:
-        return _named(layer)
   return 'The model'

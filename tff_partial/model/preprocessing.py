@@ -219,18 +219,13 @@ def _spec(tensor: Any) -> tf.TensorSpec:
   return tf.TensorSpec(None if shape is None else shape[1:], tensor.dtype)
 
 
-def _graph(model: Any) -> Any:
-  """Return the functional model that a sequential one of Keras 3 holds."""
-  return getattr(model, '_functional', None) or model
-
-
 def _first(model: Any) -> dict[str, tuple[Any, Any, Any]]:
   """Find the layers to lift, each with the tensors before and after it.
 
   Raises:
     ModelError: If the input of one has other readers.
   """
-  levels = getattr(_graph(model), '_nodes_by_depth', None)
+  levels = getattr(keras_3.graph_of(model), '_nodes_by_depth', None)
   if not levels or not getattr(model, 'inputs', None):
     return {}
   readers: dict[int, list[Any]] = {}
@@ -259,9 +254,6 @@ def _after(model: Any, first: Mapping[str, tuple[Any, Any, Any]]) -> Any:
   """Return the part of a model after its first layers, of the same layers."""
   if not first:
     return model
-  keras: Any = tf.keras
-  if not isinstance(model, tf.keras.Model):
-    keras = keras_3.module()
   inputs = examples.map_fields(
     lambda tensor: next(
       (after for _, before, after in first.values() if before is tensor), tensor
@@ -271,7 +263,8 @@ def _after(model: Any, first: Mapping[str, tuple[Any, Any, Any]]) -> Any:
   with warnings.catch_warnings():
     # Keras 3 warns that tensors inside of a model have other names.
     warnings.simplefilter('ignore', UserWarning)
-    rest = keras.Model(inputs, _graph(model).output, name=model.name)
+    output = keras_3.graph_of(model).output
+    rest = keras_3.module_of(model).Model(inputs, output, name=model.name)
   vars(rest)[_WHOLE] = model  # Keras would take an attribute for a layer.
   return rest
 
