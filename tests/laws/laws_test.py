@@ -254,7 +254,7 @@ ROWS = [
   *(
     Row(
       f'furl, {what}',
-      {'training': _TRAINING},
+      {'training': dataclasses.replace(_TRAINING, optimizer=sgd(0.05))},
       algorithms.build_furl_eval,
       local=True,
       personal=True,

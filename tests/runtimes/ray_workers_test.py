@@ -126,6 +126,19 @@ def test_exact_solves_have_the_same_bits(context):
     planted.assert_same(_train(process), expected)
 
 
+@pytest.mark.parametrize('is_open', [False, True])
+def test_strings_and_texts_of_open_length_have_the_same_bits(context, is_open):
+  tastes = planted.factorization(planted.build_tastes)
+  process = algorithms.build_furl(
+    planted.of_strings(tastes, is_open),
+    training=Phase(optimizer=sgd(0.1), epochs=2, shuffle=True),
+  )
+  with runtimes.cohort(jit=False):
+    expected = _train(process)
+  with context:
+    planted.assert_same(_train(process), expected)
+
+
 @pytest.mark.parametrize('seconds', [None, 0.02])
 def test_a_worker_is_killed(context, process, expected, seconds):
   """Before a round, and at some moment of it."""

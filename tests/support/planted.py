@@ -209,15 +209,16 @@ def pack(
 ) -> populations.Population:
   """The clients, without what the spec has no field or input for.
 
-  Where a model reads strings they are words, one for an item, or in texts of
-  open length up to three times the same.
+  Where a model reads strings they are words, one for an item; clients of many
+  items say some two or three times, if texts have an open length.
   """
-  most = 3 if lengths.are_open(spec) else 1
+  is_open = lengths.are_open(spec)
 
   def read(fields: Any, known: Any) -> Any:
     if not isinstance(fields, Mapping) or not isinstance(known, Mapping):
       return fields
     if spec.lifted and 'x' in fields:
+      most = 3 if is_open and len(fields['x']) > 9 else 1
       said = [' '.join([_word(n)] * (1 + n % most)) for n in fields['x']]
       fields = {**fields, 'x': said}
     return {
@@ -228,6 +229,7 @@ def pack(
     {client: read(fields, spec) for client, fields in clients.items()},
     spec,
     capacities=capacities,
+    lengths=[1, 3] if is_open else None,
   )
 
 
