@@ -9,12 +9,16 @@ import pytest
 import tensorflow as tf
 
 import tff_partial
+from tff_partial import Aggregation
 from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial.data import buckets
 from tff_partial.data import client_forms
 from tff_partial.data import examples
 from tff_partial.data import lengths
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy_plans
+from tff_partial.exchange import messages
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -265,11 +269,26 @@ def test_the_objective_is_that_of_the_full_length() -> None:
   np.testing.assert_allclose(*found, rtol=1e-6)
 
 
-def _trained(length: int | None, runtime: Any, with_steps: bool) -> list[Any]:
+def _trained(
+  length: int | None, runtime: Any, with_steps: bool, private: bool
+) -> list[Any]:
   """Weights after two rounds, and what is measured then."""
+  plan = privacy_plans.plan(
+    clipping.FixedClip(0.1),
+    noise_multiplier=0.1,
+    delta=1e-3,
+    population=3,
+    rounds=2,
+    clients_per_round=3,
+  )
   model = _model(length, *([] if with_steps else [_mean]))
   process = algorithms.build_fed_avg(
-    model, training=Phase(optimizer=sgd(0.5), batch_size=2, epochs=2)
+    model,
+    training=Phase(optimizer=sgd(0.5), batch_size=2, epochs=2),
+    aggregation=Aggregation(
+      plan.mean(noise_seed=1) if private else None,
+      client_weighting=messages.ClientWeighting.UNIFORM,
+    ),
   )
   given = {}
   for name, found in _X.items():
@@ -283,32 +302,43 @@ def _trained(length: int | None, runtime: Any, with_steps: bool) -> list[Any]:
   options = {} if length is not None else {'lengths': [1, 4, 16]}
   data = tff_partial.pack(given, process.example_spec, **options)
   with runtime:
-    result = tff_partial.train(process, data, rounds=2, clients_per_round=3)
+    ledger = privacy_plans.PrivacyLedger(plan, simulation=True)
+    result = tff_partial.train(
+      process,
+      data,
+      rounds=2,
+      clients_per_round=3,
+      privacy=ledger if private else None,
+    )
     measured = tff_partial.evaluate(
       tff_partial.EvaluationSet(algorithms.build_fed_avg_eval(model), data),
       result.weights,
     )
   weights = tf.nest.flatten(result.weights.trainable)
-  return [*weights, measured['loss'], measured['mae'], result.train['loss']]
+  told = [] if private else [result.train['loss']]
+  return [*weights, measured['loss'], measured['mae'], *told]
 
 
 @pytest.mark.parametrize(
-  ('runtime', 'with_steps'),
+  ('runtime', 'with_steps', 'private'),
   [
-    ('cohort', True),
-    ('native', True),
-    ('XLA', False),
+    ('cohort', True, False),
+    ('native', True, False),
+    ('XLA', False, False),
+    ('cohort', True, True),
   ],
 )
 @pytest.mark.slow
-def test_numbers_are_those_of_the_full_length(runtime, with_steps) -> None:
+def test_numbers_are_those_of_the_full_length(
+  runtime, with_steps, private
+) -> None:
   contexts = {
     'native': runtimes.native,
     'cohort': lambda: runtimes.cohort(strict=True, jit=False),
     'XLA': lambda: runtimes.cohort(strict=True, jit=True),
   }
-  wanted = _trained(7, contexts['cohort'](), with_steps)
-  found = _trained(None, contexts[runtime](), with_steps)
+  wanted = _trained(7, contexts['cohort'](), with_steps, private)
+  found = _trained(None, contexts[runtime](), with_steps, private)
   for one, other in zip(found, wanted, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 

@@ -18,24 +18,33 @@ _SCALED = layers.Normalization(name='scaled')
 _SCALED.adapt(np.array([[1.0], [3.0]]))  # Mean 2, variance 1.
 
 
-def _build() -> tf.keras.Model:
+def _build(length: int | None) -> tf.keras.Model:
   film = tf.keras.Input([], dtype=tf.string, name='film')
   text = tf.keras.Input([], dtype=tf.string, name='text')
   age = tf.keras.Input([1], name='age')
   films = layers.StringLookup(vocabulary=['Alien', 'Heat'], name='films')
   words = layers.TextVectorization(
-    vocabulary=['bad', 'good'], output_sequence_length=2, name='words'
+    vocabulary=['bad', 'good'], output_sequence_length=length, name='words'
   )
   of_film = layers.Embedding(films.vocabulary_size(), 2)(films(film))
-  of_text = layers.Embedding(words.vocabulary_size(), 1)(words(text))
-  joined = [of_film, layers.Flatten()(of_text), _SCALED(age)]
+  of_text = layers.Embedding(words.vocabulary_size(), 1, mask_zero=not length)(
+    words(text)
+  )
+  as_one = layers.Flatten() if length else layers.GlobalAveragePooling1D()
+  joined = [of_film, as_one(of_text), _SCALED(age)]
   rating = layers.Dense(1, name='own')(layers.Concatenate()(joined))
   return tf.keras.Model([film, text, age], rating)
 
 
-@pytest.fixture(name='model', scope='module')
-def fixture_model() -> models.PartialModel:
-  return tff_partial.from_keras(_build, local='own', loss='mse')
+@pytest.fixture(
+  name='model',
+  scope='module',
+  params=[2, pytest.param(None, marks=pytest.mark.slow)],
+)
+def fixture_model(request) -> models.PartialModel:
+  return tff_partial.from_keras(
+    lambda: _build(request.param), local='own', loss='mse'
+  )
 
 
 def test_files_of_vocabularies_have_a_line_for_each_id(model, tmp_path):
@@ -46,7 +55,8 @@ def test_files_of_vocabularies_have_a_line_for_each_id(model, tmp_path):
   described = json.loads((tmp_path / 'lookups.json').read_text())
   assert list(described) == ['x_film', 'x_text']  # An age is computed with.
   text = described['x_text']
-  assert text['vocabulary'] == 'x_text.txt' and text['shape'] == [2]
+  assert text['vocabulary'] == 'x_text.txt'
+  assert [text['shape']] == [model.example_spec['x']['text'].shape.as_list()]
   assert text['standardize'] == 'lower_and_strip_punctuation'
 
 
@@ -74,12 +84,12 @@ def test_devices_read_strings_or_their_numbers(model, tmp_path):
   ages = np.array([[1.0], [2.0], [3.0], [5.0]], np.float32)
   texts = {
     'x_film': ['Heat', 'Up', 'Alien', 'Alien'],
-    'x_text': ['Good, BAD!', '', 'so bad', 'good'],
+    'x_text': ['Good, BAD!', 'so', 'so bad', 'good'],
     'x_age': ages,
   }
   numbers = {
     'x_film': np.array([2, 0, 1, 1]),
-    'x_text': np.array([[3, 2], [0, 0], [1, 2], [3, 0]]),
+    'x_text': np.array([[3, 2], [1, 0], [1, 2], [3, 0]]),
     'x_age': ages,
   }
   labels = {'y': ages, 'count': np.int32(4)}

@@ -183,6 +183,38 @@ def test_trains_as_the_rest_of_the_model_on_integers(runtime):
 
 
 @pytest.mark.slow
+def test_a_run_over_texts_of_open_length_goes_on(tmp_path):
+  build, _, _ = _KINDS['texts of any length']
+  process = algorithms.build_fed_recon(_from(build), batch_size=2)
+  texts = {'ann': ['good', 'so bad'], 'bob': ['bad, so bad', 'so good', 'bad']}
+  clients = packing.pack(
+    {name: (rows, np.ones([len(rows), 1])) for name, rows in texts.items()},
+    process.example_spec,
+    lengths=[2, 3],
+  )
+
+  def train(rounds: int, folder: str) -> Any:
+    return tff_partial.train(
+      process,
+      clients,
+      rounds=rounds,
+      clients_per_round=2,
+      output_dir=tmp_path / folder,
+    )
+
+  with tff_partial.runtimes.cohort(jit=False):
+    whole = train(2, 'whole')
+    train(1, 'parts')
+    resumed = train(2, 'parts')
+    planted.assert_same(whole.weights.trainable, resumed.weights.trainable)
+    own = tff_partial.personalise(resumed, clients, 'bob')
+  said = np.array(texts['bob'])
+  one_by_one = [own.predict(said[[n]], verbose=0)[0] for n in range(3)]
+  together = own.predict(said, verbose=0)
+  np.testing.assert_allclose(together, one_by_one, rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_sources_of_clients_agree(tmp_path):
   model = _from(_chain(_films, tf.string))
   spec = model.example_spec
