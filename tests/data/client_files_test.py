@@ -49,10 +49,8 @@ def test_a_folder_has_the_clients_that_were_written(folder):
   clients = client_files.open_clients(folder, _SPEC, capacities=[4, 8])
   assert clients.client_ids == ('ann', 'bob', 'cid', 'dot', 'eve')
   members = ['dot', 'cid', 'bob', 'cid']
-  seeds = small_clients.seeds(4)
-  cohort = clients.cohort(members, seeds)
-  for value, client, seed in zip(cohort, members, seeds, strict=True):
-    small_clients.check(value, client, seed)
+  small_clients.check_cohort(clients, members)
+  cohort = clients.cohort(members, small_clients.seeds(4))
   # dot and bob fit into 4, cid twice into 8.
   assert [list(group.positions) for group in cohort.groups] == [[0, 2], [1, 3]]
 

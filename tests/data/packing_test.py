@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import small_clients
+from tests.support.small_clients import real_examples
 from tff_partial.data import examples
 from tff_partial.data import frames
 from tff_partial.data import packing
@@ -165,11 +166,7 @@ def _from_frame(frame: pd.DataFrame, **options) -> populations.Population:
 def test_rows_of_a_frame_go_to_their_clients_in_order():
   population = _from_frame(_frame())
   assert population.client_ids == tuple(sorted(small_clients.COUNTS))
-  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
-  for value, client, seed in zip(
-    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
-  ):
-    small_clients.check(value, client, seed)
+  small_clients.check_cohort(population, list(small_clients.COUNTS))
 
 
 def test_a_frame_may_hold_several_inputs_vectors_and_weights():
@@ -271,13 +268,6 @@ def test_a_row_without_a_value_or_a_client_is_refused():
     _from_frame(frame)
 
 
-def _held(population: populations.Population, client: str) -> dict:
-  """The real examples of one client."""
-  (value,) = population.cohort([client], small_clients.seeds(1))
-  count = value['count']
-  return tf.nest.map_structure(lambda array: array[:count], value['examples'])
-
-
 _NAMED = collections.OrderedDict(
   x=tf.TensorSpec([], tf.int32),
   y=tf.TensorSpec([], tf.float32),
@@ -313,12 +303,12 @@ def test_strings_are_encoded_by_a_vocabulary_that_is_kept():
   population = _films()
   films = population.vocabularies['film']
   assert films.values == ('Alien', 'Heat', 'Zorro')
-  assert _held(population, 'u')['x'].tolist() == [1, 0, 1]
-  assert _held(population, 'v')['x'].tolist() == [0, 2]
+  assert real_examples(population, 'u')['x'].tolist() == [1, 0, 1]
+  assert real_examples(population, 'v')['x'].tolist() == [0, 2]
   # Another frame is encoded alike, whatever it holds.
   later = _films(_FILMS[3:], encode=population.vocabularies)
   assert later.vocabularies == population.vocabularies
-  assert _held(later, 'v')['x'].tolist() == [2]
+  assert real_examples(later, 'v')['x'].tolist() == [2]
 
 
 @pytest.mark.parametrize('kind', [pd.Timestamp, str, 'utc', int])
@@ -331,7 +321,7 @@ def test_examples_are_sorted_by_time(kind):
   population = _films(
     _FILMS.assign(day=days), **({} if kind is str else {'time': 'day'})
   )
-  stars = _held(population, 'u')['y'].tolist()
+  stars = real_examples(population, 'u')['y'].tolist()
   assert stars == ([1, 3, 5] if kind is str else [3, 5, 1])
 
 
@@ -346,7 +336,7 @@ def test_times_are_the_field_of_a_split_too():
     encode='film',
     time='day',
   )
-  held = _held(population, 'v')['time']
+  held = real_examples(population, 'v')['time']
   assert held.tolist() == [915148800 * 10**9, 1072915200 * 10**9]
 
 
@@ -355,7 +345,7 @@ def test_times_are_the_field_of_a_split_too():
 )
 def test_types_of_pandas_are_read(dtype):
   frame = _FILMS.assign(stars=(_FILMS['stars'] > 2).astype(int).astype(dtype))
-  assert _held(_films(frame), 'u')['y'].tolist() == [0.0, 1.0, 1.0]
+  assert real_examples(_films(frame), 'u')['y'].tolist() == [0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize('dtype', ['string', 'category', 'object'])
@@ -363,7 +353,7 @@ def test_columns_of_strings_may_be_encoded(dtype):
   frame = _FILMS.astype({'film': dtype, 'user': dtype})
   population = _films(frame)
   assert population.client_ids == ('u', 'v')
-  assert _held(population, 'u')['x'].tolist() == [1, 0, 1]
+  assert real_examples(population, 'u')['x'].tolist() == [1, 0, 1]
   with pytest.raises(
     examples.ClientDataError, match="Column 'film' holds strings such as 'Heat'"
   ):
@@ -411,11 +401,7 @@ def _client_data(**form) -> tff.simulation.datasets.TestClientData:
 def test_clients_of_tff_are_read_into_memory():
   population = packing.from_tff(_client_data(), small_clients.SPEC)
   assert population.client_ids == tuple(sorted(small_clients.COUNTS))
-  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
-  for value, client, seed in zip(
-    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
-  ):
-    small_clients.check(value, client, seed)
+  small_clients.check_cohort(population, list(small_clients.COUNTS))
 
 
 def test_examples_of_tff_may_need_another_form(caplog):
@@ -433,9 +419,6 @@ def test_examples_of_tff_may_need_another_form(caplog):
     )
   assert population.client_ids == ('cid', 'eve')
   assert 'Left out 1 of 3 clients' in caplog.text
-  cohort = population.cohort(['eve', 'cid'], small_clients.seeds(2))
-  for value, client, seed in zip(
-    cohort, ('eve', 'cid'), small_clients.seeds(2), strict=True
-  ):
-    assert len(value['examples']['y']) == 9
-    small_clients.check(value, client, seed)
+  small_clients.check_cohort(population, ['eve', 'cid'])
+  (value,) = population.cohort(['eve'], small_clients.seeds(1))
+  assert len(value['examples']['y']) == 9

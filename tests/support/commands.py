@@ -113,6 +113,13 @@ def run_here(name: str, *arguments: str) -> Outcome:
   return Outcome(status, output.getvalue(), errors.getvalue())
 
 
+def run_well(name: str, *arguments: str) -> Outcome:
+  """Runs a binary in this process, which must end well."""
+  outcome = run_here(name, *arguments)
+  assert outcome.status == 0, outcome
+  return outcome
+
+
 class Trained(NamedTuple):
   """A run that nobody interrupted.
 
@@ -130,8 +137,7 @@ def trained() -> Trained:
   """The run with the flags `SMALL`, which all tests share."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix='trained'))
   atexit.register(shutil.rmtree, folder)
-  outcome = run_here('train', *SMALL, f'--output_dir={folder}')
-  assert outcome.status == 0, outcome
+  outcome = run_well('train', *SMALL, f'--output_dir={folder}')
   return Trained(folder, outcome)
 
 

@@ -1,6 +1,7 @@
 """Five clients with few ratings each, and what cohorts must hold of them."""
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,22 @@ def check(value: Any, client: str, seed: np.ndarray) -> None:
     wanted = given.get(name, np.ones(count))
     np.testing.assert_array_equal(array[:count], wanted)
     assert not array[count:].any()
+
+
+def check_cohort(source: Any, members: Sequence[str]) -> None:
+  """The cohort of some clients holds what was packed of each of them."""
+  cohort = source.cohort(members, seeds(len(members)))
+  for value, client, seed in zip(
+    cohort, members, seeds(len(members)), strict=True
+  ):
+    check(value, client, seed)
+
+
+def real_examples(source: Any, client: str) -> dict[str, Any]:
+  """The examples of one client, without padding."""
+  (value,) = source.cohort([client], seeds(1))
+  count = int(value['count'])
+  return tf.nest.map_structure(lambda held: held[:count], value['examples'])
 
 
 # ---- a computation -----------------------------------------------------------

@@ -94,6 +94,11 @@ class World:
       self.process, settings.pop('clients'), tensorboard=False, **settings
     )
 
+  def killed(self, at: int, **settings: Any) -> None:
+    """Trains until the cohort of a round is asked for, which ends the run."""
+    with pytest.raises(Killed):
+      self.train(clients=Spy(self.clients, at), **settings)
+
 
 # ---- what ends a run ---------------------------------------------------------
 

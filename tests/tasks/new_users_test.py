@@ -31,17 +31,15 @@ def fixture_folders(tmp_path_factory) -> dict[str, str]:
     'seen': (*_RATINGS, '--protocol=seen'),
   }.items():
     folders[name] = f'--output_dir={folder / name}'
-    outcome = commands.run_here('train', *options, *_SHORT, folders[name])
-    assert outcome.status == 0, outcome
+    commands.run_well('train', *options, *_SHORT, folders[name])
   return folders
 
 
 @pytest.mark.slow
 def test_authors_are_measured_beside_who_knows_labels_alone(folders):
-  outcome = commands.run_here(
+  commands.run_well(
     'new_users', folders['documents'], '--support=0,1,5', '--after=5'
   )
-  assert outcome.status == 0, outcome
   folder = folders['documents'].partition('=')[2]
   frame = pd.read_csv(f'{folder}/new_users.csv')
   assert (commands.ROOT / folder / 'new_users.png').stat().st_size > 10_000
@@ -61,8 +59,7 @@ def test_authors_are_measured_beside_who_knows_labels_alone(folders):
 
 @pytest.mark.slow
 def test_the_users_of_the_test_are_measured(folders):
-  outcome = commands.run_here('new_users', folders['ratings'], '--support=0,4')
-  assert outcome.status == 0, outcome
+  outcome = commands.run_well('new_users', folders['ratings'], '--support=0,4')
   assert outcome.output.split()[:5] == ['support', '0', '4', 'who', 'unseen']
   assert 'unseen, support_mean' in outcome.output
 

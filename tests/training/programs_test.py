@@ -16,6 +16,7 @@ import tensorflow_federated as tff
 from tests.support import small_runs
 from tests.support.commands import files
 from tests.support.commands import repeatable_rows
+from tests.support.small_clients import real_examples
 import tff_partial
 from tff_partial import errors
 from tff_partial import phases
@@ -132,19 +133,39 @@ def test_what_a_run_writes(whole):
 # ---- a run that is killed goes on --------------------------------------------
 
 
+def _saved(folder: Any) -> list[str]:
+  return sorted(path.name for path in (folder / 'checkpoints').iterdir())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('at', [1, 3, 4, 5, 7])
-def test_killed_in_any_round(world, whole, tmp_path, at):
+@pytest.mark.parametrize(
+  ('every', 'at', 'saved', 'repeated'),
+  [
+    # By default in each round that is evaluated.
+    (None, 1, [], 7),
+    (None, 3, [], 7),
+    (None, 4, ['round_3'], 4),
+    (None, 5, ['round_3'], 4),
+    (None, 7, ['round_3', 'round_6'], 1),
+    (2, 6, ['round_2', 'round_4'], 3),
+    (5, 7, ['round_5'], 2),
+    (100, 7, [], 7),
+  ],
+)
+def test_killed_in_any_round(
+  world, whole, tmp_path, every, at, saved, repeated
+):
   result, folder = whole
-  with pytest.raises(small_runs.Killed):
-    world.train(output_dir=tmp_path, clients=small_runs.Spy(world.clients, at))
+  world.killed(at, output_dir=tmp_path, checkpoint_every=every)
+  assert _saved(tmp_path) == saved
   clients = small_runs.Spy(world.clients)
-  small_runs.assert_same(
-    world.train(output_dir=tmp_path, clients=clients), result
+  again = world.train(
+    output_dir=tmp_path, clients=clients, checkpoint_every=every
   )
+  small_runs.assert_same(again, result)
   assert repeatable_rows(tmp_path) == repeatable_rows(folder)
   # It went on from the last checkpoint and did not begin anew.
-  assert len(clients.cohorts) == small_runs.ROUNDS - (at - 1) // 3 * 3
+  assert len(clients.cohorts) == repeated
 
 
 # The table is replaced by one with columns; TFF renames each checkpoint when it
@@ -171,7 +192,7 @@ def test_killed_at_a_bad_moment(world, whole, tmp_path, monkeypatch, moment):
     world.train(output_dir=tmp_path)
   small_runs.assert_same(world.train(output_dir=tmp_path), result)
   assert repeatable_rows(tmp_path) == repeatable_rows(folder)
-  left = sorted(p.name for p in (tmp_path / 'checkpoints').iterdir())
+  left = _saved(tmp_path)
   # An old one goes when another is saved, and after the last round none is.
   first = 1 if moment == 'before an old one is removed' else 0
   assert left[first:] == ['round_6', 'round_7']
@@ -490,7 +511,7 @@ def test_a_run_that_diverges_tells_why_once(plain, caplog):
   spec = plain.process.example_spec
   # Of twelve clients seven are far off, among them the first of the cohort.
   ids = plain.clients.client_ids
-  data = {name: _examples_of(plain.clients, name) for name in ids}
+  data = {name: real_examples(plain.clients, name) for name in ids}
   for name in ids[:7]:
     data[name]['y'] = data[name]['y'] * np.float32(1e30)
   clients = small_runs.Spy(packing.pack(data, spec))
@@ -508,12 +529,6 @@ def test_a_run_that_diverges_tells_why_once(plain, caplog):
     'clients had no finite loss or weights, and the loss was '
   )
   assert 'smaller learning rate' in told and 'aggregators.robust()' in told
-
-
-def _examples_of(clients: Any, name: str) -> dict[str, np.ndarray]:
-  (value,) = clients.cohort([name], np.zeros([1, 2], np.int32))
-  number = int(value['count'])
-  return {key: np.array(v[:number]) for key, v in value['examples'].items()}
 
 
 def test_losses_of_the_validation_are_compared_with_each_other(plain):
@@ -708,12 +723,7 @@ def test_a_killed_run_calls_for_the_rounds_that_it_repeats(world, tmp_path):
   def note(result: callbacks.RoundResult) -> None:
     rounds.append(result.round)
 
-  with pytest.raises(small_runs.Killed):
-    world.train(
-      output_dir=tmp_path,
-      clients=small_runs.Spy(world.clients, 6),
-      callbacks=[note],
-    )
+  world.killed(6, output_dir=tmp_path, callbacks=[note])
   world.train(output_dir=tmp_path, callbacks=[note])
   assert rounds == [1, 2, 3, 4, 5, 4, 5, 6, 7]
 
@@ -734,50 +744,11 @@ def fixture_stopped(world, tmp_path_factory):
 @pytest.mark.parametrize('at', [2, 5, 8])
 def test_a_killed_run_ends_where_it_would_have(world, stopped, tmp_path, at):
   result, folder = stopped
-  with pytest.raises(small_runs.Killed):
-    world.train(
-      output_dir=tmp_path, clients=small_runs.Spy(world.clients, at), **_LONG
-    )
+  world.killed(at, output_dir=tmp_path, **_LONG)
   again = world.train(output_dir=tmp_path, **_LONG)
   small_runs.assert_same(again, result)
   assert again.ended_by == result.ended_by
   assert repeatable_rows(tmp_path) == repeatable_rows(folder)
-
-
-# ---- checkpoints apart from evaluations --------------------------------------
-
-
-def _saved(folder: Any) -> list[str]:
-  return sorted(path.name for path in (folder / 'checkpoints').iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('every', 'at', 'saved', 'repeated'),
-  [
-    (2, 6, ['round_2', 'round_4'], 3),
-    (5, 7, ['round_5'], 2),
-    (100, 7, [], 7),
-  ],
-)
-def test_checkpoints_need_no_evaluation(
-  world, whole, tmp_path, every, at, saved, repeated
-):
-  result, folder = whole
-  with pytest.raises(small_runs.Killed):
-    world.train(
-      output_dir=tmp_path,
-      clients=small_runs.Spy(world.clients, at),
-      checkpoint_every=every,
-    )
-  assert _saved(tmp_path) == saved
-  clients = small_runs.Spy(world.clients)
-  again = world.train(
-    output_dir=tmp_path, clients=clients, checkpoint_every=every
-  )
-  small_runs.assert_same(again, result)
-  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
-  assert len(clients.cohorts) == repeated
 
 
 # ---- what is printed of a run ------------------------------------------------

@@ -11,10 +11,10 @@ from tasks.emnist import models as emnist_models
 from tasks.emnist import task as emnist
 from tasks.errors import OptionError
 from tasks.task import Data
+from tests.support.small_clients import real_examples
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import phases
-from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')
@@ -28,10 +28,7 @@ def _load(data: str = 'synthetic', seed: int = 0, **options) -> emnist.Emnist:
 
 def _client(task: emnist.Emnist, part: str, user: str, spec) -> dict:
   """A user's real examples."""
-  clients = task.clients(part, spec)
-  (client,) = clients.cohort([user], sampling.client_seeds([user], 0))
-  count = int(client['count'])
-  return {name: array[:count] for name, array in client['examples'].items()}
+  return real_examples(task.clients(part, spec), user)
 
 
 # ---- the task ----------------------------------------------------------------

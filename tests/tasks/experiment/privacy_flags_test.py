@@ -15,6 +15,7 @@ from tasks.task import Data
 from tests.support import commands
 from tests.support.commands import repeatable_rows
 from tests.support.commands import run_here
+from tests.support.commands import run_well
 from tff_partial.dp import dp_queries
 
 _PRIVATE = ('--target_epsilon=8', '--delta=1e-3')
@@ -29,10 +30,9 @@ def _result(folder: pathlib.Path) -> dict[str, object]:
 def fixture_private(tmp_path_factory):
   """A private run of which nobody knows the seeds, and how it ended."""
   folder = tmp_path_factory.mktemp('private')
-  outcome = run_here(
+  outcome = run_well(
     'train', *commands.SMALL, *_PRIVATE, f'--output_dir={folder}'
   )
-  assert outcome.status == 0, outcome
   return folder, outcome
 
 
@@ -73,7 +73,7 @@ def test_a_result_says_what_is_protected_and_what_is_not(private):
 
 @pytest.mark.slow
 def test_what_is_exact_is_written_on_request_and_labelled(tmp_path):
-  outcome = run_here(
+  run_well(
     'train',
     *commands.SMALL,
     *_NOISE,
@@ -81,7 +81,6 @@ def test_what_is_exact_is_written_on_request_and_labelled(tmp_path):
     '--diagnostics',
     f'--output_dir={tmp_path}',
   )
-  assert outcome.status == 0, outcome
   (row, _) = repeatable_rows(tmp_path)
   assert int(row['num_clients_not_private']) >= 0
   assert 'loss_not_private' in row
@@ -135,8 +134,7 @@ def test_more_rounds_of_a_target_would_need_more_noise(private):
 @pytest.mark.slow
 def test_a_private_run_can_be_measured_again(private):
   folder, _ = private
-  outcome = run_here('evaluate', f'--output_dir={folder}', '--weights=last')
-  assert outcome.status == 0, outcome
+  outcome = run_well('evaluate', f'--output_dir={folder}', '--weights=last')
   measured = json.loads(outcome.output)
   assert measured['rmse'] == _result(folder)['test']['unseen']['rmse']
 
@@ -145,18 +143,16 @@ def test_a_private_run_can_be_measured_again(private):
 def test_a_simulation_repeats_and_is_labelled(tmp_path):
   folders = [tmp_path / name for name in ('one', 'other')]
   for folder in folders:
-    outcome = run_here(
+    outcome = run_well(
       'train', *commands.SMALL, *_NOISE, '--rounds=2', f'--output_dir={folder}'
     )
-    assert outcome.status == 0, outcome
     assert 'A SIMULATION' in outcome.output
     assert _result(folder)['privacy']['simulation'] is True
   assert repeatable_rows(folders[0]) == repeatable_rows(folders[1])
   # With the same noise, more rounds are counted as what they are.
-  outcome = run_here(
+  outcome = run_well(
     'train', *commands.SMALL, *_NOISE, '--rounds=4', f'--output_dir={folder}'
   )
-  assert outcome.status == 0, outcome
   spent = [float(row['privacy/epsilon']) for row in repeatable_rows(folder)]
   assert len(spent) == 4 and spent == sorted(set(spent))
 
@@ -176,10 +172,9 @@ def test_a_simulation_repeats_and_is_labelled(tmp_path):
   ],
 )
 def test_other_private_runs(tmp_path, flags, sampling):
-  outcome = run_here(
+  run_well(
     'train', *commands.SMALL, *_NOISE, *flags, f'--output_dir={tmp_path}'
   )
-  assert outcome.status == 0, outcome
   said = _result(tmp_path)['privacy']
   assert said['sampling'] == sampling
   assert 0.0 < said['epsilon'] < float('inf')
@@ -242,7 +237,7 @@ def test_what_says_nothing_without_a_goal_is_refused(tmp_path, flag):
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', [(), ('--dp=local', '--clip=0.5')])
 def test_an_audit_says_what_a_run_proves_about_its_epsilon(tmp_path, flags):
-  outcome = run_here(
+  outcome = run_well(
     'audit',
     *commands.SMALL,
     '--noise_multiplier=1',
@@ -253,7 +248,6 @@ def test_an_audit_says_what_a_run_proves_about_its_epsilon(tmp_path, flags):
     *flags,
     f'--output_dir={tmp_path}',
   )
-  assert outcome.status == 0, outcome
   assert 'is not refuted' in outcome.output
   found = json.loads((tmp_path / 'audit.json').read_text())
   assert 0.0 <= found['proved_epsilon'] < found['claimed_epsilon']

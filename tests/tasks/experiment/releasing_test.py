@@ -13,6 +13,7 @@ from tasks.next_word import private_words
 from tasks.next_word import synthetic
 from tests.support import commands
 from tests.support.commands import run_here
+from tests.support.commands import run_well
 
 # 42 of 60 authors train. 50 words are wanted, and of some 60 more than 40 pass.
 _TASK = (
@@ -72,8 +73,7 @@ def fixture_trained(draws, tmp_path_factory):
   """The folder of a run of one round whose noise nobody knows."""
   folder = tmp_path_factory.mktemp('trained') / 'out'
   before = draws.number
-  outcome = run_here('train', *_PRIVATE, '--rounds=1', f'--output_dir={folder}')
-  assert outcome.status == 0, outcome
+  run_well('train', *_PRIVATE, '--rounds=1', f'--output_dir={folder}')
   assert draws.number == before + 1
   return folder
 
@@ -104,24 +104,21 @@ def test_words_are_kept_for_the_owner_alone(trained):
 def test_every_program_reads_the_words(trained, draws, tmp_path):
   before = draws.number
   result = json.loads((trained / 'result.json').read_text())
-  outcome = run_here('evaluate', f'--output_dir={trained}')
-  assert outcome.status == 0, outcome
+  outcome = run_well('evaluate', f'--output_dir={trained}')
   measured = json.loads(outcome.output)
   assert measured['loss'] == result['best']['test']['unseen']['loss']
   for name, *flags in (
     ('new_users', '--support=1'),
     ('export', f'--to={tmp_path / "export"}', '--formats=saved_model'),
   ):
-    outcome = run_here(name, f'--output_dir={trained}', *flags)
-    assert outcome.status == 0, outcome
+    run_well(name, f'--output_dir={trained}', *flags)
   assert draws.number == before
 
 
 @pytest.mark.slow
 def test_a_run_whose_noise_nobody_knows_goes_on(copy, draws):
   before, words = draws.number, _words(copy)
-  outcome = run_here('train', *_PRIVATE, '--rounds=2', f'--output_dir={copy}')
-  assert outcome.status == 0, outcome
+  outcome = run_well('train', *_PRIVATE, '--rounds=2', f'--output_dir={copy}')
   assert 'validation, round 2' in outcome.output
   assert draws.number == before and _words(copy) == words
 

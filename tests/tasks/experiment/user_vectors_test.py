@@ -6,6 +6,7 @@ import pytest
 from tasks.experiment.runs import user_vectors
 from tests.support import commands
 from tests.support.commands import run_here
+from tests.support.commands import run_well
 
 
 def test_a_vector_is_what_a_user_remembers():
@@ -45,12 +46,11 @@ def test_vectors_and_names_are_a_line_a_user(tmp_path):
 
 @pytest.mark.slow
 def test_kept_vectors_are_written(tmp_path):
-  outcome = run_here(
+  run_well(
     *('train', *commands.SMALL, '--algorithm=furl', '--rounds=2'),
     *('--protocol=seen', '--min_examples=30', '--projector=5'),
     f'--output_dir={tmp_path}',
   )
-  assert outcome.status == 0, outcome
   text = (tmp_path / 'tensorboard' / 'user_vectors.tsv').read_text()
   sizes = [len(line.split('\t')) for line in text.splitlines()]
   # Those who were drawn and remember something.

@@ -12,13 +12,13 @@ from tasks.experiment import from_recipe
 from tasks.movielens import data as movielens_data
 from tasks.movielens import task as movielens
 from tasks.task import Data
+from tests.support.small_clients import real_examples
 import tff_partial
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial.client import client_work
 from tff_partial.data import splits
 from tff_partial.training import personal_models
-from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')
@@ -43,10 +43,9 @@ def fixture_seen():
 
 def _client(task: movielens.MovieLens, part: str, user: str, spec=None) -> dict:
   """A user's real examples, as a computation gets them."""
-  clients = task.clients(part, spec or task.model.example_spec)
-  (client,) = clients.cohort([user], sampling.client_seeds([user], 0))
-  count = int(client['count'])
-  return {name: array[:count] for name, array in client['examples'].items()}
+  return real_examples(
+    task.clients(part, spec or task.model.example_spec), user
+  )
 
 
 def _trained(task: movielens.MovieLens) -> list[str]:

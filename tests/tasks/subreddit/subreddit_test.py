@@ -17,11 +17,11 @@ from tasks.subreddit import synthetic as subreddit_synthetic
 from tasks.subreddit import task as subreddit
 from tasks.task import Data
 from tasks.task import TABLE
+from tests.support.small_clients import real_examples
 import tff_partial
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.composition import Aggregation
-from tff_partial.training import sampling
 
 _SIZES = subreddit_models.DocumentSizes(
   ngram_lengths=(3,),
@@ -63,10 +63,7 @@ def fixture_sticker():
 
 def _client(task, part: str, author: str, spec) -> dict:
   """An author's real examples."""
-  clients = task.clients(part, spec)
-  (client,) = clients.cohort([author], sampling.client_seeds([author], 0))
-  count = int(client['count'])
-  return tf.nest.map_structure(lambda a: a[:count], client['examples'])
+  return real_examples(task.clients(part, spec), author)
 
 
 def _texts_of(task, encoded: np.ndarray) -> list[str]:

@@ -28,6 +28,7 @@ from tasks.task import VALIDATION
 from tasks.user_modeling import measures
 from tests.support import small_runs
 from tests.support import small_schools
+from tests.support.small_clients import real_examples
 from tff_partial import tiers
 from tff_partial.client.client_work import CompositionError
 from tff_partial.client_statistics import Join
@@ -77,11 +78,8 @@ def _task(name: str = 'assist', **options: Any) -> Any:
 
 def _fields(population: Any, client: str) -> dict[str, Any]:
   """A client's examples, without padding."""
-  (value,) = population.cohort([client], np.zeros([1, 2], np.int32))
-  count = int(value['count'])
-  flat = {**value['examples'], **value['examples']['x']}
-  del flat['x']
-  return {name: np.asarray(x)[:count] for name, x in flat.items()}
+  examples = real_examples(population, client)
+  return {**examples, **examples.pop('x')}
 
 
 # ---- clients -----------------------------------------------------------------
@@ -110,30 +108,23 @@ def test_a_client_trains_without_what_it_is_measured_on():
   assert counts['users'] == 25
 
 
-def test_records_that_measure_accuracy_are_marked():
+@pytest.mark.parametrize(
+  ('part', 'mark', 'other'),
+  [(TRAIN, 'is_validation', VALIDATION), (TEST, 'is_query', TEST)],
+  ids=['records that measure accuracy', 'the past of who personalises'],
+)
+def test_records_that_come_with_others_are_marked(part, mark, other):
   task, spec = _task(), _task().model_with(OWN).example_spec
   marked = spec.copy()
   marked.ids = spec.ids
-  marked.update(splits.example_fields(*splits.by_mark('is_validation')))
-  found = _fields(task.clients(TRAIN, marked), '1')
-  is_validation = found['is_validation'].astype(bool)
-  for part, of_part in ((TRAIN, ~is_validation), (VALIDATION, is_validation)):
-    alone = _fields(task.clients(part, spec), '1')
-    np.testing.assert_array_equal(found['item'][of_part], alone['item'])
-    np.testing.assert_array_equal(found['y'][of_part], alone['y'])
-  assert is_validation.any() and not is_validation.all()
-
-
-def test_clients_that_personalise_come_with_their_past():
-  task, spec = _task(), _task().model_with(OWN).example_spec
-  marked = spec.copy()
-  marked.ids = spec.ids
-  marked.update(splits.example_fields(*splits.by_mark()))
-  found = _fields(task.clients(TEST, marked), '0')
-  is_query = found['is_query'].astype(bool)
-  for part, of_part in ((TRAIN, ~is_query), (TEST, is_query)):
-    alone = _fields(task.clients(part, spec), '0')
-    np.testing.assert_array_equal(found['user'][of_part], alone['user'])
+  marked.update(splits.example_fields(*splits.by_mark(mark)))
+  found = _fields(task.clients(part, marked), '1')
+  is_marked = found[mark].astype(bool)
+  for of, rows in ((TRAIN, ~is_marked), (other, is_marked)):
+    alone = _fields(task.clients(of, spec), '1')
+    for name in ('user', 'item', 'y'):
+      np.testing.assert_array_equal(found[name][rows], alone[name])
+  assert is_marked.any() and not is_marked.all()
 
 
 def test_tables_have_rows_for_users_and_items_of_all_parts():
