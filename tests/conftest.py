@@ -46,3 +46,21 @@ def _runtime_stays() -> Iterator[None]:
   before = _current_runtime()
   yield
   assert before in (None, _current_runtime())
+
+
+@pytest.fixture(scope='module')
+def in_cohorts() -> Iterator[None]:
+  """Runs the computations of a module on the cohort runtime without XLA."""
+  from tff_partial import runtimes
+
+  with runtimes.cohort(jit=False):
+    yield
+
+
+@pytest.fixture(scope='module')
+def in_native() -> Iterator[None]:
+  """Runs the computations of a module on the native runtime."""
+  from tff_partial import runtimes
+
+  with runtimes.native():
+    yield

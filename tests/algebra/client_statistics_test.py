@@ -1,7 +1,6 @@
 """What clients send beside their update, and what becomes of it."""
 
 import collections
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from tests.support import planted
 from tff_partial import client_state
 from tff_partial import composition
 from tff_partial import contexts
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client_statistics import Join
@@ -36,12 +34,7 @@ _CLIENTS = {
   'bob': {'x': np.arange(2), 'y': np.array([5.0, 7.0])},
 }
 _TABLE = 'items/embeddings'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime() -> Iterator[None]:
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 def _build() -> tf.keras.Model:

@@ -12,7 +12,6 @@ from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import client_state
 from tff_partial import evaluation
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.data import splits
@@ -21,12 +20,7 @@ from tff_partial.phases import Phase
 _COUNTS = {'ann': 8, 'bob': 11, 'cid': 1, 'dot': 2, 'eve': 30}
 _START = 0.3
 _RATE = 0.1
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.native():
-    yield
+pytestmark = pytest.mark.usefixtures('in_native')
 
 
 @pytest.fixture(scope='module', name='evaluation')

@@ -12,7 +12,6 @@ from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import layers
 from tff_partial import processes
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -23,11 +22,7 @@ from tff_partial.phases import sgd
 _UNITS = 13
 _DEFAULT, _OWN = 'user/default', 'user/own'
 
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.native():
-    yield
+pytestmark = pytest.mark.usefixtures('in_native')
 
 
 def _build(**options: Any) -> tf.keras.Model:

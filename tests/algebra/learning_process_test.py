@@ -2,7 +2,7 @@
 
 import asyncio
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import csv
 import datetime
 import pathlib
@@ -134,10 +134,7 @@ def fixture_measuring_face(measuring) -> Any:
   return as_evaluation_process(measuring, _specs())
 
 
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime() -> Iterator[None]:
-  with native():
-    yield
+pytestmark = pytest.mark.usefixtures('in_native')
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from baselines import fed_opt
 from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import layers
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
@@ -35,12 +34,7 @@ _TRAINING = Phase(optimizer=sgd(_RATE), batch_size=_BATCH, epochs=_EPOCHS)
 # Two take part in each round, and some of them again.
 _ROUNDS = (['ann', 'bob'], ['cid', 'ann'], ['bob', 'dan'], ['ann', 'cid'])
 _NAME = 'predict/kernel'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime() -> Iterator[None]:
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 def _build() -> tf.keras.Model:

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tests.support import planted
 import tff_partial
 from tff_partial import algorithms
-from tff_partial import runtimes
 from tff_partial.algorithms import dp_als
 from tff_partial.checks import privacy_audit
 from tff_partial.dp import clipping
@@ -24,12 +23,7 @@ _ITEMS, _LEARNED, _KNOWN = planted.NUM_ITEMS, 2, 3
 _SIZE = 1 + _LEARNED + _KNOWN
 _ATTRIBUTES = np.random.default_rng(5).random([_ITEMS, _KNOWN])
 _COUNTS = {'a': 9, 'b': 4, 'c': 1, 'd': 20}
-
-
-@pytest.fixture(autouse=True, scope='module')
-def _runtime():
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 def _model(**options: Any) -> Any:

@@ -27,7 +27,6 @@ from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import layers
 from tff_partial import processes
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.composition import Aggregation
 from tff_partial.data import splits
@@ -134,10 +133,7 @@ def _process(
   )
 
 
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 @pytest.fixture(scope='module', name='of_type')

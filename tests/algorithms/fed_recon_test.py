@@ -14,7 +14,6 @@ import tensorflow_federated as tff
 from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import processes
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.composition import Aggregation
 from tff_partial.data import splits
@@ -26,12 +25,7 @@ layers = tf.keras.layers
 optimizers = tff.learning.optimizers
 _START = 0.3
 _TABLE = 'items/embeddings'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.native():
-    yield
+pytestmark = pytest.mark.usefixtures('in_native')
 
 
 @functools.cache

@@ -16,7 +16,6 @@ from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import layers
 from tff_partial import processes
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.composition import Aggregation
 from tff_partial.data import splits
@@ -41,12 +40,7 @@ _TRAINING = {
   'epochs': 2,
   'shuffle': True,
 }
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.native():
-    yield
+pytestmark = pytest.mark.usefixtures('in_native')
 
 
 def _predict(item: Any, user: Any) -> Any:

@@ -19,11 +19,7 @@ from tff_partial.dp import privacy_plans
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
 
-
-@pytest.fixture(scope='module', autouse=True)
-def _cohort_runtime():
-  with tff_partial.runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 def _world(**options: Any) -> small_runs.World:
@@ -106,9 +102,7 @@ def test_a_run_that_goes_on_has_the_history_of_all_rounds(
       for entry in one.history
     ]
 
-  with pytest.raises(small_runs.Killed):
-    spy = small_runs.Spy(world.clients, ends_at=6)
-    world.train(clients=spy, output_dir=tmp_path)
+  world.killed(6, output_dir=tmp_path)
   resumed = world.train(output_dir=tmp_path)
   # Bit for bit, though rounds 1 to 3 were read from the checkpoint's text.
   assert repeatable(resumed) == repeatable(result)

@@ -6,7 +6,6 @@ and clients take one step on all of their examples an epoch.
 """
 
 import collections
-from collections.abc import Iterator
 import math
 import secrets
 from typing import Any
@@ -21,7 +20,6 @@ from baselines import fed_att
 from baselines import fed_noise
 from tests.support import planted
 from tff_partial import aggregators
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import fed_avg
 from tff_partial.client import client_work
@@ -47,12 +45,7 @@ _ROUNDS = (['ann', 'bob', 'cid'], ['dan', 'ann'], ['cid', 'bob', 'dan'])
 _FIRST, _SECOND, _OWN = 'first/kernel', 'second/kernel', 'user/vector'
 # Chance fails a statistical test once in 10**9 times.
 _CHANCE = 1e-9
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime() -> Iterator[None]:
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 def _build(local: bool = False) -> tf.keras.Model:
@@ -541,6 +534,3 @@ def test_noised_numbers_are_on_a_grid_of_the_noise():
   sent = noise(tf.constant([0.1, 0.2], tf.double), _fresh())
   steps = sent.numpy() * 2.0**19
   np.testing.assert_array_equal(steps, np.round(steps))
-
-
-# ---- every runtime -----------------------------------------------------------

@@ -32,12 +32,7 @@ from tff_partial.phases import sgd
 layers = tf.keras.layers
 _TRAINING = Phase(batch_size=4, epochs=2, shuffle=True)
 _PLAIN = Phase(batch_size=4)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 # ---- a small network and its clients -----------------------------------------
@@ -158,15 +153,9 @@ def test_without_local_weights_it_is_fed_avg_bit_for_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('build', 'second'),
-  [
-    (algorithms.build_fed_rep, 'representation'),
-  ],
-)
-def test_whose_first_phase_is_left_out_is_fed_avg(plain, build, second):
+def test_fed_rep_without_local_weights_is_fed_avg(plain):
   # Not in a random order, which is another one in a second phase.
-  found = _run(build(_model(), **{second: _PLAIN}))
+  found = _run(algorithms.build_fed_rep(_model(), representation=_PLAIN))
   planted.assert_same(found.weights, plain[2])
 
 

@@ -14,7 +14,6 @@ from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import client_statistics
 from tff_partial import processes
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.checks import independent_aggregation
 from tff_partial.checks import split_personalization
@@ -22,11 +21,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.data import packing
 from tff_partial.model import models
 
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.native():
-    yield
+pytestmark = pytest.mark.usefixtures('in_native')
 
 
 @functools.cache

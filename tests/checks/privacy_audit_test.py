@@ -10,7 +10,6 @@ import tensorflow_federated as tff
 
 from tests.support import small_runs
 from tff_partial import algorithms
-from tff_partial import runtimes
 from tff_partial.checks import audit_bounds
 from tff_partial.checks import privacy_audit
 from tff_partial.composition import Aggregation
@@ -22,17 +21,14 @@ from tff_partial.model import keras_models
 from tff_partial.training import programs
 from tff_partial.training import run_privacy
 
-pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
+pytestmark = [
+  pytest.mark.filterwarnings('ignore:np.find_common_type'),
+  pytest.mark.usefixtures('in_cohorts'),
+]
 
 _DELTA = 1e-5
 # Tests draw with fresh seeds; chance fails one in a million times.
 _SURELY = 1.0 - 1e-6
-
-
-@pytest.fixture(autouse=True, scope='module')
-def _cohort_runtime():
-  with runtimes.cohort(jit=False):
-    yield
 
 
 # ---- canaries in one training run --------------------------------------------

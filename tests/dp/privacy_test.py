@@ -22,7 +22,10 @@ from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.errors import PrivacyError
 
-pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
+pytestmark = [
+  pytest.mark.filterwarnings('ignore:np.find_common_type'),
+  pytest.mark.usefixtures('in_cohorts'),
+]
 
 _CHANCE = 1e-9
 _SIZE = 5000
@@ -45,12 +48,6 @@ _CLIPPINGS = {
   'adaptive': clipping_lib.AdaptiveClip(2.0, count_stddev=1e6),
   'tree': clipping_lib.TreeNoise(2.0, 3),
 }
-
-
-@pytest.fixture(autouse=True, scope='module')
-def _cohort_runtime():
-  with runtimes.cohort(jit=False):
-    yield
 
 
 def _mean(clipping='fixed', **changed):

@@ -63,10 +63,7 @@ def _world(**averaging: Any) -> small_runs.World:
   )
 
 
-@pytest.fixture(scope='module', autouse=True)
-def _cohort_runtime():
-  with tff_partial.runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 @pytest.fixture(scope='module', name='world')
@@ -223,15 +220,6 @@ def test_what_is_exact_is_said_on_request_alone(frank, tmp_path):
   assert 'share_clipped_not_private' in result.privacy
 
 
-@pytest.mark.slow
-def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
-  _train(world, output_dir=tmp_path, rounds=1)
-  saved = [tmp_path / 'checkpoints', *(tmp_path / 'checkpoints').rglob('*')]
-  assert len(saved) > 5
-  for path in saved:
-    assert path.stat().st_mode & 0o077 == 0, path
-
-
 # ---- a ledger counts what a process does -------------------------------------
 
 
@@ -362,22 +350,14 @@ def test_a_ledger_of_local_noise_counts_local_noise(tmp_path):
 @pytest.mark.slow
 def test_a_private_run_goes_on_with_the_same_secrets(world, tmp_path):
   first, other = tmp_path / 'first', tmp_path / 'other'
-
-  def killed_at(folder: Any, number: int) -> None:
-    with pytest.raises(small_runs.Killed):
-      _train(
-        world,
-        output_dir=folder,
-        clients=small_runs.Spy(world.clients, number),
-      )
-
+  settings = {'privacy': _ledger(), **_SETTINGS}
   # Two rounds are released, long before the first checkpoint is due.
-  killed_at(first, 3)
+  world.killed(3, output_dir=first, **settings)
   released = repeatable_rows(first)
   assert len(released) == 2
   shutil.copytree(first, other)
   result = _train(world, output_dir=first)
-  killed_at(other, 5)
+  world.killed(5, output_dir=other, **settings)
   small_runs.assert_same(_train(world, output_dir=other), result)
   rows = repeatable_rows(first)
   assert rows == repeatable_rows(other)
@@ -422,12 +402,7 @@ def test_a_run_does_not_go_on_with_other_noise(world, tmp_path):
 def test_noise_is_not_used_again_on_other_data(world, tmp_path):
   # Whoever has two sums with the same noise knows their exact difference.
   spec = world.process.example_spec
-  with pytest.raises(small_runs.Killed):
-    _train(
-      world,
-      output_dir=tmp_path,
-      clients=small_runs.Spy(world.clients, 3),
-    )
+  world.killed(3, output_dir=tmp_path, privacy=_ledger(), **_SETTINGS)
   before = repeatable_rows(tmp_path)
   for others in (
     small_runs.pack(spec, 'train', _CLIENTS, scale=1.01),  # Other labels.
@@ -458,6 +433,3 @@ def test_clients_that_are_not_drawn_at_random_are_refused(world):
     programs.ProgramError, match='select_clients: the account'
   ):
     _train(world, select_clients=lambda draw: draw.client_ids)
-
-
-# ---- local noise -------------------------------------------------------------

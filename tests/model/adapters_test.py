@@ -12,7 +12,6 @@ import baselines
 from tests.support import planted
 import tff_partial
 from tff_partial import algorithms
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.analysis.communication import communication
 from tff_partial.evaluation import build_evaluation
@@ -22,12 +21,7 @@ from tff_partial.phases import sgd
 from tff_partial.solvers.exact import Exact
 
 _ITEMS = 'items/embeddings'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 def _attending() -> tf.keras.Model:

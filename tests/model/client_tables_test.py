@@ -5,7 +5,7 @@ has a row of two tables for each of them. What joins a user's row with an item's
 is learned together.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import contextlib
 import pathlib
 from typing import Any, NamedTuple
@@ -156,10 +156,7 @@ class _Run(NamedTuple):
     return self.padded(client, name)[: self.number(client, name)]
 
 
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime() -> Iterator[None]:
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 @pytest.fixture(scope='module', name='furl')

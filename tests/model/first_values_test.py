@@ -10,7 +10,6 @@ import tensorflow as tf
 from tests.support import planted
 import tff_partial
 from tff_partial import algorithms
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.model import models
 from tff_partial.phases import sgd
@@ -18,12 +17,7 @@ from tff_partial.phases import sgd
 _VECTOR = 'user/vector'
 _FIRST = f'first_values/{_VECTOR}'
 _RATE = 0.2
-
-
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with runtimes.cohort(jit=False):
-    yield
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 def _model() -> models.PartialModel:

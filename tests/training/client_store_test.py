@@ -75,10 +75,7 @@ def take_part(states):
   return tff.federated_map(change, states)
 
 
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with tff_partial.runtimes.cohort(jit=False) as context:
-    yield context
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 # Where states are that were not saved yet: in memory, or in files of the
@@ -800,6 +797,3 @@ def test_nothing_is_deleted_while_a_run_trains(output):
   assert _command(output, '--client=client 1').status == 0
   os.close(lock)
   assert _at(output, 6, 'client 1') is not None
-
-
-# ---- large populations -------------------------------------------------------

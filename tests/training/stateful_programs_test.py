@@ -59,10 +59,7 @@ def make_world() -> small_runs.World:
   )
 
 
-@pytest.fixture(scope='module', autouse=True)
-def fixture_runtime():
-  with tff_partial.runtimes.cohort(jit=False) as context:
-    yield context
+pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
 @pytest.fixture(scope='module', name='world')
@@ -238,8 +235,7 @@ def test_sigkill_leaves_server_and_clients_in_step(world, whole, tmp_path):
 @pytest.mark.slow
 def test_a_deleted_client_does_not_come_back(world, tmp_path):
   sampler = sampling.CohortSampler(world.clients.client_ids, 4, 0)
-  with pytest.raises(small_runs.Killed):
-    world.train(output_dir=tmp_path, clients=small_runs.Spy(world.clients, 7))
+  world.killed(7, output_dir=tmp_path)
   drawn = [sampler.cohort(number) for number in range(1, 8)]
   gone, stays = (
     next(c for c in drawn[0] if (c in drawn[6]) == again)
@@ -303,8 +299,7 @@ def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
     'privacy': privacy_plans.PrivacyLedger(plan),
     'validation': None,
   }
-  with pytest.raises(small_runs.Killed):
-    private.train(clients=small_runs.Spy(private.clients, 6), **settings)
+  private.killed(6, **settings)
   # Round 3 was saved, 4 and 5 were published, and round 6 never ended.
   with contextlib.closing(
     sqlite_backend.Versions(tmp_path / programs.CLIENTS_FOLDER)
@@ -352,10 +347,7 @@ def test_a_new_best_round_is_saved_with_its_clients(world, tmp_path):
   select = programs.Selection('loss', higher_is_better=True)
   settings = {'rounds': 8, 'select': select, 'checkpoint_every': 100}
   folder = tmp_path / 'killed'
-  with pytest.raises(small_runs.Killed):
-    world.train(
-      output_dir=folder, clients=small_runs.Spy(world.clients, 8), **settings
-    )
+  world.killed(8, output_dir=folder, **settings)
   saved = sorted(path.name for path in (folder / 'checkpoints').iterdir())
   assert saved == ['round_3']  # The best; round 6 was measured and not saved.
   result = world.train(output_dir=folder, **settings)
