@@ -13,6 +13,7 @@ a count that shrinks similarities of few users, are chosen by validation.
 
 import argparse
 from collections.abc import Callable
+import itertools
 import json
 from typing import TypeAlias
 
@@ -31,11 +32,7 @@ from tff_partial.model import ranking_metrics
 # (known interactions, 0 or 1, `[users, items]`) -> scores of the same shape.
 Score: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
-SETTINGS = [
-  (number, shrink)
-  for number in (10, 20, 40, 80)
-  for shrink in (0.0, 20.0, 100.0)
-]
+SETTINGS = list(itertools.product((10, 20, 40, 80), (0.0, 20.0, 100.0)))
 _USERS = 500
 
 

@@ -100,16 +100,8 @@ class PreferenceF1(tf.keras.metrics.Metric):
     is_liked = tf.cast(y_true[:, IS_LIKED], tf.bool)
     logits = logits_of(y_pred)
     says_so = logits[:, 1] > logits[:, 0]
-    cells = tf.stack(
-      [
-        is_liked & says_so,
-        ~is_liked & says_so,
-        is_liked & ~says_so,
-        ~is_liked & ~says_so,
-      ],
-      axis=-1,
-    )
-    cells = tf.cast(cells, self.counts.dtype)
+    places = 2 * tf.cast(~says_so, tf.int32) + tf.cast(~is_liked, tf.int32)
+    cells = tf.one_hot(places, len(COUNTS), dtype=self.counts.dtype)
     if sample_weight is not None:
       cells *= tf.cast(sample_weight, cells.dtype)[:, tf.newaxis]
     if not self.counts_told:

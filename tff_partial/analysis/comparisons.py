@@ -24,6 +24,7 @@ from scipy import stats
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import processes
 from tff_partial.analysis import figures
+from tff_partial.analysis import tables
 from tff_partial.analysis.communication import communication
 from tff_partial.analysis.errors import AnalysisError
 from tff_partial.data import cohorts
@@ -163,11 +164,7 @@ class Comparison:
 
   def to_markdown(self) -> str:
     """Format the table in Markdown, with the best mean in bold."""
-    texts = self._texts('**{}**').reset_index()
-    lines = ['| ' + ' | '.join(texts.columns) + ' |', '|---' * texts.shape[1]]
-    lines[1] += '|'
-    lines += ['| ' + ' | '.join(row) + ' |' for row in texts.to_numpy()]
-    return '\n'.join(lines)
+    return tables.markdown(self._texts('**{}**').reset_index())
 
   def to_latex(self) -> str:
     """Format the table in LaTeX for `booktabs`, with the best mean in bold."""

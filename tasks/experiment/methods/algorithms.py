@@ -5,6 +5,7 @@ A new algorithm is one row of `ALGORITHMS`.
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
@@ -19,8 +20,19 @@ _FOR_ALL = building.measured_by('build_fed_avg_eval')
 _PERSONAL = LocalTraining.of_personal
 _GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
 
+
+def _partly_local(name: str, **phase_of: Any) -> building.Algorithm:
+  """Adapt a builder that takes phases, and its evaluation by kept weights."""
+  return building.Algorithm(
+    building.trained_by(f'build_{name}', **phase_of),
+    building.measured_by(f'build_{name}_eval'),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+  )
+
+
 _LOCAL_ONLY = building.Algorithm(
-  building.local_only,
+  building.alone(_PERSONAL),
   building.measured_by('build_local_only_eval'),
   personal=_PERSONAL,
   why_not_private='clients send nothing, so nothing needs noise. Leave '
@@ -136,38 +148,11 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_embed_personal': sub_populations.fed_embed(
     FedEmbed.personal, tasks_lib.OWN_HEAD, ('head_ridge',)
   ),
-  'fed_per': building.Algorithm(
-    building.trained_by('build_fed_per', training=_BOTH),
-    building.measured_by('build_fed_per_eval'),
-    user=tasks_lib.OWN,
-    personal=_PERSONAL,
-  ),
-  'fed_sim': building.Algorithm(
-    building.trained_by('build_fed_sim', training=_BOTH),
-    building.measured_by('build_fed_sim_eval'),
-    user=tasks_lib.OWN,
-    personal=_PERSONAL,
-  ),
-  'lg_fed_avg': building.Algorithm(
-    building.trained_by('build_lg_fed_avg', training=_BOTH),
-    building.measured_by('build_lg_fed_avg_eval'),
-    user=tasks_lib.OWN,
-    personal=_PERSONAL,
-  ),
-  'fed_alt': building.Algorithm(
-    building.trained_by('build_fed_alt', personal=_PERSONAL, shared=_GLOBAL),
-    building.measured_by('build_fed_alt_eval'),
-    user=tasks_lib.OWN,
-    personal=_PERSONAL,
-  ),
-  'fed_rep': building.Algorithm(
-    building.trained_by(
-      'build_fed_rep', head=_PERSONAL, representation=_GLOBAL
-    ),
-    building.measured_by('build_fed_rep_eval'),
-    user=tasks_lib.OWN,
-    personal=_PERSONAL,
-  ),
+  'fed_per': _partly_local('fed_per', training=_BOTH),
+  'fed_sim': _partly_local('fed_sim', training=_BOTH),
+  'lg_fed_avg': _partly_local('lg_fed_avg', training=_BOTH),
+  'fed_alt': _partly_local('fed_alt', personal=_PERSONAL, shared=_GLOBAL),
+  'fed_rep': _partly_local('fed_rep', head=_PERSONAL, representation=_GLOBAL),
   'fed_babu': building.Algorithm(
     building.trained_by('build_fed_babu', training=_GLOBAL),
     building.measured_by('build_fed_babu_eval'),
@@ -213,7 +198,12 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     _PER_FED_AVG, build=building.per_fed_avg(hessian_free=True)
   ),
   'moon': building.Algorithm(
-    building.moon, _FOR_ALL, user=tasks_lib.FEATURES, reads=('penalty',)
+    building.trained_by(
+      'build_moon', has_penalty=True, has_features=True, training=_GLOBAL
+    ),
+    _FOR_ALL,
+    user=tasks_lib.FEATURES,
+    reads=('penalty',),
   ),
   'mr_mtl': building.Algorithm(
     building.trained_by('build_mr_mtl', has_penalty=True, training=_GLOBAL),
@@ -239,7 +229,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     user=tasks_lib.GROUPS,
   ),
   'fed_em': building.Algorithm(
-    sub_populations.fed_em,
+    building.trained_by('build_fed_em', training=_GLOBAL),
     sub_populations.supported_by('build_fed_em_eval'),
     user=tasks_lib.GROUPS,
     has_memory=True,
@@ -253,7 +243,9 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reads=('mixture', 'mixture_learning_rate'),
   ),
   'fed_dbe': building.Algorithm(
-    building.fed_dbe,
+    building.trained_by(
+      'build_fed_dbe', has_penalty=True, has_features=True, training=_BOTH
+    ),
     building.measured_by('build_fed_dbe_eval'),
     user=tasks_lib.SHIFTED,
     personal=_PERSONAL,
@@ -270,7 +262,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'local_only': _LOCAL_ONLY,
   'distributed': dataclasses.replace(
     _LOCAL_ONLY,
-    build=many_users.distributed,
+    build=building.alone(LocalTraining.of_own_model),
     user=tasks_lib.OWN,
     personal=LocalTraining.of_own_model,
   ),

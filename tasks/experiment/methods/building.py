@@ -173,10 +173,15 @@ def fed_noise(
   )
 
 
-def local_only(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return builder('build_local_only')(model, training=run.local.of_personal())
+def alone(training: Callable[[LocalTraining], phases.Phase]) -> Build:
+  """Adapt local training, which sends nothing.
+
+  Args:
+    training: Reads the flags of a client's training.
+  """
+  return lambda model, run: builder('build_local_only')(
+    model, training=training(run.local)
+  )
 
 
 def scaffold(
@@ -213,28 +218,6 @@ def per_fed_avg(hessian_free: bool) -> Build:
   )
 
 
-def moon(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
-  return builder('build_moon')(
-    model,
-    features=lambda outputs: outputs[tasks_lib.FEATURES],
-    training=run.local.of_global(),
-    **dict[str, Any](run.hyperparameters.penalty_argument),
-    **run.server_arguments(),
-  )
-
-
-def fed_dbe(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return builder('build_fed_dbe')(
-    model,
-    features=lambda outputs: outputs[tasks_lib.FEATURES],
-    training=run.local.of_both(),
-    **dict[str, Any](run.hyperparameters.penalty_argument),
-    **run.server_arguments(),
-  )
-
-
 def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   return tff_partial.algorithms.build_apfl(
     model,
@@ -265,11 +248,15 @@ def fed_proto_nearest_eval(
   )
 
 
+def _features(outputs: Any) -> Any:
+  return outputs[tasks_lib.FEATURES]
+
+
 def _class_features(model: models.PartialModel) -> dict[str, Any]:
   """Return the number of classes of a model, and how to get its features."""
   return {
     'num_classes': model.prediction_spec[tasks_lib.LOGITS].shape[-1],
-    'features': lambda outputs: outputs[tasks_lib.FEATURES],
+    'features': _features,
   }
 
 
@@ -310,6 +297,7 @@ def trained_by(
   name: str,
   *,
   has_penalty: bool = False,
+  has_features: bool = False,
   **phase_of: Callable[[LocalTraining], phases.Phase],
 ) -> Build:
   """Adapt a builder that takes phases and aggregation arguments.
@@ -317,6 +305,7 @@ def trained_by(
   Args:
     name: The builder's name.
     has_penalty: True if it takes the size of a penalty.
+    has_features: True if it takes a function to the features among outputs.
     **phase_of: Name of each phase that it takes, and the function that reads
       the phase's flags.
   """
@@ -328,6 +317,7 @@ def trained_by(
       model,
       **{phase: read(run.local) for phase, read in phase_of.items()},
       **(run.hyperparameters.penalty_argument if has_penalty else {}),
+      **({'features': _features} if has_features else {}),
       **run.server_arguments(),
     )
 

@@ -95,15 +95,6 @@ def fed_sgd(
   )
 
 
-def distributed(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  """Build local training of clients' own models, which sends nothing."""
-  return building.builder('build_local_only')(
-    model, training=run.local.of_own_model()
-  )
-
-
 def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
   """Build HPFL, or one of its halves.
 

@@ -87,14 +87,6 @@ def p_fed_km(gradients: str, user: str) -> building.Algorithm:
   return building.Algorithm(build, measure, user=user, reads=CENTERS)
 
 
-def fed_em(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return building.builder('build_fed_em')(
-    model, training=run.local.of_global(), **run.server_arguments()
-  )
-
-
 def ifca(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   # A private run would send numbers of members without noise.
   aggregation = dataclasses.replace(
