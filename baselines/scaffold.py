@@ -12,8 +12,6 @@ Deviations: a client without examples, or whose update is not finite, keeps its
 c_i. Batches are those of `training`.
 """
 
-import collections
-from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -87,7 +85,7 @@ def build_scaffold(
     _CONTROL,
     summarize=lambda client: tiers.delta(renewed(client), client.remembered),
     update=lambda server, total: server._replace(
-      state=_each(
+      state=tf.nest.map_structure(
         lambda shared, change: (
           shared + change / tf.cast(num_clients, change.dtype)
         ),
@@ -138,7 +136,7 @@ def _renewed(
   else:
     moved = tiers.delta(client.received[GLOBAL], client.weights[GLOBAL])
     way = learning_rate * tf.cast(steps, tf.float32)
-    found = _each(
+    found = tf.nest.map_structure(
       lambda own, shared, moved: (
         own - shared + tf.math.divide_no_nan(moved, tf.cast(way, moved.dtype))
       ),
@@ -146,16 +144,6 @@ def _renewed(
       client.server,
       moved,
     )
-  return _each(
+  return tf.nest.map_structure(
     lambda new, old: tf.where(steps > 0, new, old), found, client.remembered
-  )
-
-
-def _each(
-  function: Any, *structures: Mapping[str, tf.Tensor]
-) -> tiers.NamedTensors:
-  """Apply a function to tensors of the same name."""
-  first, *_ = structures
-  return collections.OrderedDict(
-    (name, function(*(named[name] for named in structures))) for name in first
   )

@@ -6,14 +6,13 @@ finished run writes them again, for instance for another user.
 """
 
 from collections.abc import Iterator
-import csv
-import io
 import pathlib
 import shutil
 import tempfile
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
@@ -93,13 +92,10 @@ def _write_top_n(
   )
   names = task.ratings.user_names
   users = names if ends.top_n_user is None else (ends.top_n_user,)
-  text = io.StringIO()
-  lines = csv.writer(text, lineterminator='\n')
-  lines.writerow(_TopNRow._fields)
-  for user in users:
-    lines.writerows(best(task, predictor, user, ends.top_n))
+  rows = [x for user in users for x in best(task, predictor, user, ends.top_n)]
+  table = pd.DataFrame(rows, columns=_TopNRow._fields)
   path = folder / TOP_N_FILE
-  folder_lib.write_whole(path, text.getvalue())
+  folder_lib.write_whole(path, table.to_csv(index=False))
   whom = f'{len(users):,} users' if len(users) > 1 else f'user {users[0]}'
   print(f'The {ends.top_n} best items for {whom}: {path}')
 

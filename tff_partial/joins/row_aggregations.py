@@ -113,12 +113,11 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
     """Create the process; see `tff.aggregators`."""
     kind = value_type[ROWS]
     capacity, rest = self._capacity, list(kind.shape[1:])
-    dtype = tf.dtypes.as_dtype(kind.dtype)
 
     # One extra row, for rows that exceed the capacity or are not real.
     buffer_type = tff.types.tensorflow_to_type(
       collections.OrderedDict(
-        rows=tf.TensorSpec([capacity + 1, *rest], dtype),
+        rows=tf.TensorSpec([capacity + 1, *rest], kind.dtype),
         number=tf.TensorSpec([], tf.int32),
       )
     )
@@ -136,7 +135,7 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
     @tff.tensorflow.computation
     def zero() -> Any:
       return collections.OrderedDict(
-        rows=tf.zeros([capacity + 1, *rest], dtype), number=tf.constant(0)
+        rows=tf.zeros([capacity + 1, *rest], kind.dtype), number=tf.constant(0)
       )
 
     @tff.tensorflow.computation(buffer_type, value_type)
