@@ -19,6 +19,8 @@ from tff_partial.data import lengths
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy_plans
 from tff_partial.exchange import messages
+from tff_partial.exporting import running
+from tff_partial.exporting.errors import ExportError
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -191,9 +193,11 @@ def _model(length: int | None, *middle: Any, **options: Any) -> Any:
 
   return tff_partial.from_keras(
     build,
+    local=options.get('local'),
     loss='mse',
     metrics=['mae'],
     state=options.get('state'),
+    weights=options.get('weights', tf.TensorSpec([])),
     labels=options.get('labels'),
   )
 
@@ -341,6 +345,39 @@ def test_numbers_are_those_of_the_full_length(
   found = _trained(None, contexts[runtime](), with_steps, private)
   for one, other in zip(found, wanted, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_devices_take_any_length(tmp_path) -> None:
+  model = _model(None, local='own', weights=tf.TensorSpec([None]))
+  exported = tff_partial.export(
+    model,
+    model.initial_weights('global', [0, 1]),
+    tmp_path / 'exported',
+    ('saved_model',),
+    reconstruction=Phase(optimizer=sgd(0.5), batch_size=2),
+    num_support=2,
+  )
+  run = running.load(exported.paths['saved_model'])
+  found = []
+  for length in (3, 7):
+    x = lengths.cut_or_padded(np.array([[1, 2, 3], [4, 0, 0]], 'i'), length)
+    own = run['reconstruct'](
+      x=x, y=x[..., np.newaxis].astype('f'), count=np.int32(2)
+    )
+    predicted = run['predict'](x=x, **own)['predictions']
+    found.append((*own.values(), predicted[:, :3]))
+  for one, other in zip(*found, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+  with pytest.raises(ExportError, match='BroadcastGrad.* Give inputs one len'):
+    tff_partial.export(
+      model,
+      model.initial_weights('global', [0, 1]),
+      tmp_path / 'tflite',
+      ('tflite',),
+      reconstruction=Phase(optimizer=sgd(0.5), batch_size=2),
+      num_support=2,
+    )
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.client import local_training
 from tff_partial.data import examples
+from tff_partial.data import lengths
 from tff_partial.model import models
 from tff_partial.model import preprocessing
 from tff_partial.model import tracing
@@ -277,18 +278,21 @@ class Serving(tf.Module):
   def _reconstruct(self, given: Tensors) -> dict[str, tf.Tensor]:
     """Train local weights as a client does in the simulation."""
     weights, frozen = self._weights(self._local_of(given))
+    specs, inputs = self._model.example_spec, self._inputs(given)
     weight = given.get(WEIGHT)
     if weight is None:
-      spec = self._model.example_spec['weight']
-      weight = tf.ones([self._num_support, *spec.shape], spec.dtype)
+      pairs = zip(
+        tf.nest.flatten(inputs), tf.nest.flatten(specs['x']), strict=True
+      )
+      steps = [tf.shape(x)[1] for x, spec in pairs if lengths.is_open(spec)]
+      shape = [steps[0] if n is None else n for n in specs['weight'].shape]
+      weight = tf.ones([self._num_support, *shape], specs['weight'].dtype)
     context = contexts.ClientContext(
       self._model,
       weights,
       weights,
       frozen,
-      collections.OrderedDict(
-        x=self._inputs(given), y=self._y.packed(given), weight=weight
-      ),
+      collections.OrderedDict(x=inputs, y=self._y.packed(given), weight=weight),
       # A count that is too large means all examples.
       tf.clip_by_value(given[COUNT], 0, self._num_support),
       tf.constant(self._seed),

@@ -16,11 +16,13 @@ from tff_partial.model import tracing
 
 # Remedies for operators with known causes.
 _REMEDIES = {
+  'BroadcastGradientArgs': 'It is the gradient of what has no known shape. '
+  'Give inputs one length.',
   'StatelessRandomUniformFullIntV2': 'Each step draws, as for a dropout. '
   'Reconstruct without.',
   'TensorListReserve': 'Loops over time need sizes that are known: give '
-  '`num_predicted` and the `batch_size` of phases, and take the recurrent '
-  'layers of Keras.',
+  '`num_predicted`, the `batch_size` of phases and inputs of one length, and '
+  'take the recurrent layers of Keras.',
   'StridedSliceGrad': 'It is the gradient of a slice such as `x[:, 0]`. Take '
   '`tf.gather`, or `tf.reshape`.',
   'Conv2DBackpropFilter': 'It trains a convolution. Let that be global.',
