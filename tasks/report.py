@@ -89,6 +89,24 @@ def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
     yield f'{of}{reporting.together(of_task, "runs")}'
 
 
+def _unlike(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
+  """Yield a line for each seed whose rows were measured on other examples."""
+  counts: dict[tuple[str, str, str], dict[int, str]] = {}
+  for setting, run in ((s, run) for s in settings for run in s.runs):
+    for clients, metrics in (run.result or {'test': {}})['test'].items():
+      if 'num_examples' in metrics:
+        key = run.setting('task'), clients, run.seed
+        label = setting.label
+        counts.setdefault(key, {}).setdefault(metrics['num_examples'], label)
+  for (task, clients, seed), of in counts.items():
+    if len(of) > 1:
+      each = '; '.join(f'{count:,} by {label}' for count, label in of.items())
+      yield (
+        f'{task}: clients {clients!r} of seed {seed} were not measured on the '
+        f'same numbers of examples, so rows do not compare: {each}.'
+      )
+
+
 def main(report: Report) -> None:
   """Print the table, and write it with the figures."""
   if not report.sweep_dir:
@@ -108,7 +126,7 @@ def main(report: Report) -> None:
   table = tables.gather(settings, of=report.of, metrics=report.metrics)
   text = table.to_markdown()
   print(text)
-  for line in _spent(settings):
+  for line in (*_spent(settings), *_unlike(settings)):
     print(line)
   folder.mkdir(parents=True, exist_ok=True)
   written = [folder / 'table.md', folder / 'table.csv']

@@ -346,6 +346,21 @@ def test_the_report_draws_curves_over_bytes(tmp_path):
   assert not (output / 'curves.png').exists()
 
 
+def test_the_report_warns_of_rows_that_measured_other_examples(
+  tmp_path, capsys
+):
+  for rate, count in (1, 604), (2, 604), (3, 1296):
+    test = {'unseen': {'rmse': 1.0, 'num_examples': count}}
+    folders.write(
+      tmp_path, f'rate={rate}', rate=rate, task='movielens', more={'test': test}
+    )
+  report.main(report.Report(sweep_dir=(str(tmp_path),)))
+  printed = capsys.readouterr().out
+  assert "movielens: clients 'unseen' of seed 0 were not measured on" in printed
+  assert 'do not compare: 604 by rate=1; 1,296 by rate=3.' in printed
+  assert 'do not compare: 604 by rate=1; 604' not in printed
+
+
 @pytest.mark.slow
 def test_the_report_needs_a_folder():
   outcome = commands.run_program(commands.command('report'))
