@@ -12,6 +12,7 @@ from tff_partial import Phase
 from tff_partial import sgd
 from tff_partial.analysis.comparisons import Comparison
 from tff_partial.analysis.errors import AnalysisError
+from tff_partial.data import splits
 
 
 def _invented(higher_is_better=True) -> Comparison:
@@ -121,7 +122,7 @@ def _method(build, measure):
 
 
 @pytest.mark.slow
-def test_methods_are_trained_and_tested(tmp_path) -> None:
+def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
   """A run that was stopped goes on: the same numbers, of all methods."""
   methods = {
     'FedAvg': _method(algorithms.build_fed_avg, algorithms.build_fed_avg_eval),
@@ -160,6 +161,13 @@ def test_methods_are_trained_and_tested(tmp_path) -> None:
   table = whole.table()
   assert table['difference']['Ditto (own)'] < 0
   assert table['upload_bytes']['FedAvg'] == 12
+  assert not caplog.records
+  methods['Ditto (own)'] = _method(
+    algorithms.build_fed_avg,
+    lambda model: algorithms.build_fed_avg_eval(model, split=splits.first(4)),
+  )
+  compare(1, 'unlike')
+  assert '40 by FedAvg, 24 by Ditto (own)' in caplog.text
 
 
 def test_something_is_compared() -> None:

@@ -17,6 +17,7 @@ import pathlib
 import re
 from typing import Any, TypeAlias
 
+from absl import logging
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -52,9 +53,10 @@ class Comparison:
   Attributes:
     metric: The metric that is compared.
     higher_is_better: True if a larger value is better.
-    runs: A row for each method and seed: the pooled test metric, whether the
-      run `diverged`, the `best_round` by validation, bytes that a client
-      downloads and uploads in a round, and seconds of a round.
+    runs: A row for each method and seed: the pooled test metric, the
+      `num_examples` that it was measured on, whether the run `diverged`, the
+      `best_round` by validation, bytes that a client downloads and uploads in a
+      round, and seconds of a round.
     clients: A row for each method, seed and measured test client, with all
       metrics of the client.
     history: A row for each method, seed and round: what the run recorded.
@@ -290,16 +292,27 @@ def compare(
         output_dir=_folder(output_dir, name, seed),
         show_progress=show_progress,
       )
-      value, found = _tested(measure, result, data, test, metric)
+      measured, found = _tested(measure, result, data, test, metric)
       place = {'method': name, 'seed': seed}
-      runs.append({**place, metric: value, **_costs(result, data)})
+      runs.append({**place, **measured, **_costs(result, data)})
       frame = pd.DataFrame(found).rename_axis('client').reset_index()
       of_clients.append(frame.assign(method=name, seed=seed))
       history += [{**place, **row} for row in result.history]
+  table = pd.DataFrame(runs)
+  for seed, of_seed in table.groupby('seed'):
+    counts = of_seed.set_index('method')['num_examples'].dropna()
+    if counts.nunique() > 1:
+      logging.warning(
+        'compare: with seed %s, methods were measured on different numbers of '
+        'examples, so that their metrics are not of the same data: %s. Let '
+        'their evaluations have the same split.',
+        seed,
+        ', '.join(f'{int(n):,} by {name}' for name, n in counts.items()),
+      )
   return Comparison(
     metric,
     higher_is_better,
-    pd.DataFrame(runs),
+    table,
     pd.concat(of_clients, ignore_index=True),
     pd.DataFrame(history),
   )
@@ -335,14 +348,14 @@ def _tested(
   data: cohorts.ClientSource,
   test: Clients | None,
   metric: str,
-) -> tuple[float, Mapping[str, Any]]:
-  """Return a run's test metric, and all metrics of each client by name.
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+  """Return a run's test metric with its examples, and clients' metrics.
 
   Raises:
     AnalysisError: If the evaluation does not measure the metric.
   """
   if result.diverged:
-    return np.nan, {metric: []}
+    return {metric: np.nan, 'num_examples': np.nan}, {metric: []}
   if test is None:
     remembers = not measure.is_stateless
     tested = programs.EvaluationSet(measure, data, remembering=remembers)
@@ -360,4 +373,5 @@ def _tested(
     raise AnalysisError(
       f'compare: metric={metric!r}: the evaluation measures {sorted(found)}.'
     )
-  return float(measured[metric]), found
+  kept = {name: measured.get(name) for name in (metric, 'num_examples')}
+  return kept, found
