@@ -75,6 +75,10 @@ user_attributes = _shared(
   'user_attributes',
   'fed_als: expect vectors of users by their gender, age and occupation.',
 )
+rated_items = _shared(
+  'rated_items',
+  'fed_als: expect vectors of users by which items they rated.',
+)
 centred = _shared('centred', 'Predict around the mean training rating.')
 public_mean = _shared(
   'public_mean', 'Predict around this number, which is known without the data.'

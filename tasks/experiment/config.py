@@ -182,6 +182,7 @@ class Config(Options):
     readers = {
       'item_attributes': ('dp_als', 'fed_als', 'fed_als_private'),
       'user_attributes': ('fed_als',),
+      'rated_items': ('fed_als',),
     }
     for flag, names in readers.items():
       if getattr(self.task, flag, False) and self.algorithm not in names:

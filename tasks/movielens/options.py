@@ -29,6 +29,7 @@ class FactorizationOptions(TaskOptions):
   l2: float = shared.l2(0.0)
   clip_predictions: bool = shared.clip_predictions(False)
   initial_scale: float = shared.initial_scale(0.05)
+  rated_items: bool = shared.rated_items(False)
 
   # Options of MovieLens alone.
   min_examples: ClassVar[int] = 1

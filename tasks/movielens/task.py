@@ -139,6 +139,7 @@ class MovieLens(MeasuredByProtocol):
         mean=mean,
         unit=self._unit,
         user_attributes=dict(self._user_columns.max() + 1),
+        rated_items=options.rated_items,
         metrics=lambda: [
           *self._metrics(scale)(),
           *map(rating_posteriors.IntervalCoverage, _LEVELS),

@@ -281,6 +281,55 @@ def test_a_user_without_ratings_is_as_its_attributes_say() -> None:
   np.testing.assert_allclose(own['ratings/user'], [2, 2, 2], atol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_prior_follows_which_items_were_rated() -> None:
+  """The coefficients are NumPy's, and what is measured says nothing."""
+  process = algorithms.build_fed_als(_model(rated_items=True))
+  clients = planted.rate(_COUNTS)
+  state = process.initialize()
+  item = planted.global_weights(process, state)['ratings/item'].astype(float)
+  cohort = planted.cohort_of(process, clients, 1)
+  first = planted.run(process, cohort, state).state
+  found = planted.global_weights(process, first)
+
+  def rated(x: Any, items: Any) -> Any:
+    return items[x].sum(0) / np.sqrt(len(x) + 10)
+
+  known = np.array([[1, *rated(f['x'], item)] for f in clients.values()])
+  users = np.array(
+    [_posterior(**f, item=item, mean=0)[0] for f in clients.values()]
+  )
+  wanted = np.linalg.solve(
+    known.T @ known + np.diag([0, 1, 1, 1]), known.T @ users
+  )
+  np.testing.assert_allclose(found['ratings/user_mean'], wanted[0], atol=1e-4)
+  table = found['ratings/of_rated_items']
+  np.testing.assert_allclose(table, wanted[1:], atol=1e-4)
+  # A new user's prior: of the items of its support set, and of no others. Items
+  # are as if they were certain.
+  found['ratings/item_covariance'] = 0 * found['ratings/item_covariance']
+  measuring = algorithms.build_fed_als_eval(
+    _model(rated_items=True), split=splits.first(3)
+  )
+  (value,) = planted.cohort_of(measuring, {'d': clients['d']}, 1)
+  own = measuring.personalise(
+    planted.as_model_weights(found),
+    measuring.initialize_client([0, 0]),
+    value,
+  )
+  x, y = clients['d']['x'][:3], clients['d']['y'][:3]
+  a = found['ratings/item'][x].astype(float)
+  mean = found['ratings/user_mean'] + rated(x, found['ratings/item']) @ table
+  residual = y - a[:, 0]
+  a[:, 0] = 1
+  precision = found['ratings/user_precision']
+  np.testing.assert_allclose(
+    own['ratings/user'],
+    np.linalg.solve(a.T @ a + precision, a.T @ residual + precision @ mean),
+    atol=1e-3,
+  )
+
+
 def test_attributes_that_do_not_fit_are_refused() -> None:
   for wrong in (np.zeros([_ITEMS + 1, 2]), np.full([_ITEMS, 1], np.nan)):
     with pytest.raises(SettingError, match='attributes'):

@@ -78,8 +78,9 @@ def compose_released(
   clients = mechanism.clients_per_round
   if posteriors.tables_of(model.specs(GLOBAL)):
     raise SettingError(
-      f'{builder}: nothing is learned of what attributes of users say. Make '
-      'the model without user_attributes.'
+      f'{builder}: nothing is learned of what attributes of users, or the '
+      'items that they rated, say. Make the model without user_attributes and '
+      'rated_items.'
     )
   num_items, size = model.specs(GLOBAL)[posteriors.ITEM].shape
   items = PrivateItems(num_items, size - 1, attributes)

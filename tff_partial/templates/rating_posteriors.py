@@ -40,6 +40,8 @@ USER_MEAN, USER_PRECISION = f'{LAYER}/user_mean', f'{LAYER}/user_precision'
 NOISE = f'{LAYER}/noise'
 # Prefix of a table of what users' values of an attribute add to their mean.
 _OF = f'{LAYER}/of_'
+# That of what the items that they rated add, and a number of ratings for it.
+_OF_RATED, _RATED_PRIOR = f'{_OF}rated_items', 10.0
 # The mean rating, and the size of one unit of all other weights.
 MEAN, UNIT = f'{LAYER}/mean', f'{LAYER}/unit'
 
@@ -62,6 +64,7 @@ class RatingPosterior(tf.keras.layers.Layer):
     unit: float = 1.0,
     initial_scale: float = 0.1,
     user_attributes: Mapping[str, int] | None = None,
+    rated_items: bool = False,
     **kwargs: Any,
   ):
     """Initialize the layer.
@@ -73,6 +76,7 @@ class RatingPosterior(tf.keras.layers.Layer):
       unit: Number by which ratings are divided before anything else.
       initial_scale: Standard deviation of the first values of items' vectors.
       user_attributes: As for `build_model`.
+      rated_items: As for `build_model`.
       **kwargs: Arguments of all layers, such as the name.
     """
     super().__init__(**kwargs)
@@ -82,6 +86,7 @@ class RatingPosterior(tf.keras.layers.Layer):
     self.unit = unit
     self.initial_scale = initial_scale
     self.user_attributes = dict(user_attributes or {})
+    self.rated_items = rated_items
     self.packing = Packing(num_factors + 1)
 
   def build(self, input_shape: tf.TensorShape) -> None:
@@ -100,6 +105,8 @@ class RatingPosterior(tf.keras.layers.Layer):
     self.user_mean = add('user_mean', [size], 'zeros')
     for name, number in self.user_attributes.items():
       setattr(self, f'of_{name}', add(f'of_{name}', [number, size], 'zeros'))
+    if self.rated_items:
+      self.of_rated_items = add('of_rated_items', [size, size], 'zeros')
     self.user_precision = add('user_precision', [size, size], 'identity')
     self.noise = add('noise', [], 'ones')
     constant = tf.keras.initializers.Constant(self.mean)
@@ -147,6 +154,7 @@ class RatingPosterior(tf.keras.layers.Layer):
       'unit': self.unit,
       'initial_scale': self.initial_scale,
       'user_attributes': self.user_attributes,
+      'rated_items': self.rated_items,
     }
 
 
@@ -173,6 +181,7 @@ def build_model(
   unit: float = 1.0,
   initial_scale: float = 0.1,
   user_attributes: Mapping[str, int] | None = None,
+  rated_items: bool = False,
   metrics: Metrics = list,
   seed: int = 0,
 ) -> models.PartialModel:
@@ -189,6 +198,9 @@ def build_model(
       the mean of their prior follows: name to the number of values. Inputs are
       then a mapping of `ITEM_ID` and, by these names, of the user's values,
       from 0, the same for all of its ratings. They stay at the client.
+    rated_items: True if the mean of a user's prior follows also which items it
+      rated: the sum of their vectors, over the root of 10 more than their
+      number.
     metrics: Makes metrics of labels and predictions, which are a mapping of
       `RATING`, `VARIANCE` and `OF_USER`.
     seed: Draws the first values.
@@ -213,6 +225,7 @@ def build_model(
       unit=unit,
       initial_scale=initial_scale,
       user_attributes=user_attributes,
+      rated_items=rated_items,
       name=LAYER,
     )
     return tf.keras.Model(inputs, layer(inputs), name='rating_posterior')
@@ -296,12 +309,31 @@ def tables_of(weights: Mapping[str, Any]) -> list[str]:
 
 
 def known_of(client: ClientContext) -> tf.Tensor:
-  """Return what is known of a user: 1, then 1 for each of its values."""
+  """Return what is known of a user besides its ratings.
+
+  Returns:
+    1, then 1 for each of its values, and what it rated: in the order of the
+    tables.
+  """
   known, x = [tf.ones([1])], client.examples['x']
   for table in tables_of(client.weights[GLOBAL]):
+    if table == _OF_RATED:
+      known.append(_of_rated_items(client))
+      continue
     number = client.weight(GLOBAL, table).shape[0]
     known.append(tf.one_hot(x[table.removeprefix(_OF)][0], number))
   return tf.concat(known, 0)
+
+
+def _of_rated_items(client: ClientContext) -> tf.Tensor:
+  """Return the sum of the rated items' vectors, over a root of their number."""
+  x, is_real = client.examples['x'], client.is_real
+  if client.batch is not None:  # Of the support set alone.
+    x, is_real = client.batch.x, client.batch.is_real
+  rated = tf.cast(is_real, tf.float32)
+  vectors = tf.gather(client.weight(GLOBAL, ITEM), items_of(x))
+  total = tf.linalg.matvec(vectors, rated, transpose_a=True)
+  return total / tf.sqrt(_RATED_PRIOR + tf.reduce_sum(rated))
 
 
 def _prior(client: ClientContext) -> Prior:
