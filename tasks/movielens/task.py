@@ -40,6 +40,7 @@ import tff_partial
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
+from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import top_candidates
 
@@ -142,7 +143,7 @@ class MovieLens(MeasuredByProtocol):
         rated_items=options.rated_items,
         metrics=lambda: [
           *self._metrics(scale)(),
-          *map(rating_posteriors.IntervalCoverage, _LEVELS),
+          *map(rating_intervals.IntervalCoverage, _LEVELS),
         ],
         seed=self._seed,
       )

@@ -14,6 +14,7 @@ from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.solvers.triangles import Packing
+from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 
 _ITEMS, _FACTORS = planted.NUM_ITEMS, 2
@@ -147,7 +148,7 @@ def test_it_finds_tastes_noise_and_honest_error_bars() -> None:
   for fields in new.values():
     fields['x'], fields['y'] = fields['x'][::-1], fields['y'][::-1]
   measured = _measured(
-    weights, new, metrics=lambda: [rating_posteriors.IntervalCoverage(0.8)]
+    weights, new, metrics=lambda: [rating_intervals.IntervalCoverage(0.8)]
   )
   # 12 ratings say a user's three numbers up to 3 / 12 of the noise's variance.
   assert measured['loss'] < noise**2 * 1.6
@@ -183,7 +184,7 @@ def test_a_scale_makes_no_difference() -> None:
 
 def test_coverage_counts_ratings_within_the_interval_by_hand() -> None:
   """Half of a normal variable is within 0.674 deviations of its mean."""
-  metric = rating_posteriors.IntervalCoverage(0.5)
+  metric = rating_intervals.IntervalCoverage(0.5)
   assert metric.name == 'coverage_50'
   metric.update_state(
     tf.constant([1.0, 1.0]),
@@ -194,10 +195,10 @@ def test_coverage_counts_ratings_within_the_interval_by_hand() -> None:
   )
   assert metric.result() == 0.5
   np.testing.assert_allclose(
-    rating_posteriors.half_width(16.0, 0.5), 4 * 0.6745, rtol=1e-4
+    rating_intervals.half_width(16.0, 0.5), 4 * 0.6745, rtol=1e-4
   )
   np.testing.assert_allclose(
-    rating_posteriors.half_width(1.0, 0.8), stats.norm.ppf(0.9), rtol=1e-6
+    rating_intervals.half_width(1.0, 0.8), stats.norm.ppf(0.9), rtol=1e-6
   )
 
 

@@ -26,6 +26,7 @@ from tff_partial.exporting import exports
 from tff_partial.exporting import running
 from tff_partial.exporting.errors import ExportError
 from tff_partial.model import models
+from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 
 _SIZE, _COUNT = 12, 7
@@ -220,7 +221,7 @@ def test_a_device_has_the_intervals_of_the_simulation(tmp_path):
     device = running.load(path)
     own = device['reconstruct'](**padded, count=np.int32(6))
     found = device['predict'](x=items, **own)
-    half = rating_posteriors.half_width(found['predictions_variance'], 0.8)
+    half = rating_intervals.half_width(found['predictions_variance'], 0.8)
     rating = found['predictions_rating']
     np.testing.assert_allclose(rating - half, low, rtol=0, atol=1e-5)
     np.testing.assert_allclose(rating + half, high, rtol=0, atol=1e-5)

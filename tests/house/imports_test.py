@@ -70,6 +70,7 @@ FLOORS = {
     'templates.assigned_training',
     'templates.partial_training',
     'templates.private_ratings',
+    'templates.rating_intervals',
     'templates.ranking',
   ),
   'top': (

@@ -10,6 +10,7 @@ from tests.support import planted
 import tff_partial
 from tff_partial import algorithms
 from tff_partial.data import splits
+from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import calibration as calibration_lib
 
@@ -119,7 +120,7 @@ def test_calibrated_intervals_cover_and_noise_is_of_the_promised_size() -> None:
   assert counts.sum() == 101 * 20
   measured = found.coverage(counts, 0.7)['coverage']
   np.testing.assert_allclose(measured, 0.7, atol=0.03)
-  normal = rating_posteriors.half_width(1.0, 0.7)
+  normal = rating_intervals.half_width(1.0, 0.7)
   assert found.quantile(0.7) < 0.9 * normal
   low, high = tff_partial.Predictor(result, new).interval(
     'u1', np.arange(4, dtype=np.int32), 0.7, calibration=found

@@ -299,6 +299,18 @@ def compare(
       of_clients.append(frame.assign(method=name, seed=seed))
       history += [{**place, **row} for row in result.history]
   table = pd.DataFrame(runs)
+  _warn_of_unlike(table)
+  return Comparison(
+    metric,
+    higher_is_better,
+    table,
+    pd.concat(of_clients, ignore_index=True),
+    pd.DataFrame(history),
+  )
+
+
+def _warn_of_unlike(table: pd.DataFrame) -> None:
+  """Warn of methods that were measured on other examples than the rest."""
   for seed, of_seed in table.groupby('seed'):
     counts = of_seed.set_index('method')['num_examples'].dropna()
     if counts.nunique() > 1:
@@ -309,13 +321,6 @@ def compare(
         seed,
         ', '.join(f'{int(n):,} by {name}' for name, n in counts.items()),
       )
-  return Comparison(
-    metric,
-    higher_is_better,
-    table,
-    pd.concat(of_clients, ignore_index=True),
-    pd.DataFrame(history),
-  )
 
 
 def _folder(

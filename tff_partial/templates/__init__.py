@@ -9,6 +9,7 @@ __all__ = [
   'private_items',
   'private_ratings',
   'ranking',
+  'rating_intervals',
   'rating_posteriors',
   'server_optimizers',
 ]

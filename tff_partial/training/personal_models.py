@@ -21,6 +21,7 @@ from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.model import models
 from tff_partial.model import preprocessing
+from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import calibration as calibration_lib
 from tff_partial.training import evaluation_sets
@@ -195,7 +196,7 @@ class Predictor:
       )
     center = np.asarray(found[rating_posteriors.RATING])
     variance = np.asarray(found[rating_posteriors.VARIANCE])
-    half = rating_posteriors.half_width(variance, level)
+    half = rating_intervals.half_width(variance, level)
     if calibration is not None:
       half = calibration.quantile(level) * variance**0.5
     return center - half, center + half
