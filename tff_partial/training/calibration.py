@@ -159,7 +159,7 @@ class Calibration:
     """Measure intervals on clients.
 
     Args:
-      counts: Their `histograms`.
+      counts: Their `histograms`; those of clients without ratings do not count.
       level: The level of the intervals.
 
     Returns:
@@ -170,6 +170,7 @@ class Calibration:
       half of their ratings, of the tenth of clients that is worst on the other
       half, which is free of that chance, in the mean over random halves.
     """
+    counts = counts[counts.sum(1) > 0]
     below = np.pad(np.cumsum(counts, 1), [[0, 0], [1, 0]])[:, :-1]
     inside = np.array(
       [np.interp(self.quantile(level), _EDGES, row) for row in below]
@@ -179,7 +180,7 @@ class Calibration:
     random, whole = np.random.default_rng(0), np.round(number).astype(int)
     draws = random.binomial(whole, level, [_DRAWS, len(number)])
     hits = np.minimum(np.round(inside).astype(int), whole)
-    shown = np.minimum(np.maximum(whole // 2, 1), whole)
+    shown = np.maximum(whole // 2, 1)
     seen = random.hypergeometric(hits, whole - hits, shown, draws.shape)
     chosen = np.argsort(seen / shown, 1)[:, :worst]
     unseen = np.take_along_axis(hits - seen, chosen, 1).sum(1)

@@ -231,7 +231,7 @@ class Predictor:
       for tier in model.tiers
     )
     if model not in self._predict:
-      self._predict[model] = tf.function(model.predict)
+      self._predict[model] = tf.function(model.predict, autograph=False)
     predictions, _ = self._predict[model](
       of_tiers,
       weights.non_trainable,
