@@ -95,9 +95,8 @@ def _unlike(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
   for setting, run in ((s, run) for s in settings for run in s.runs):
     for clients, metrics in (run.result or {'test': {}})['test'].items():
       if 'num_examples' in metrics:
-        key = run.setting('task'), clients, run.seed
-        label = setting.label
-        counts.setdefault(key, {}).setdefault(metrics['num_examples'], label)
+        by = counts.setdefault((run.setting('task'), clients, run.seed), {})
+        by.setdefault(metrics['num_examples'], setting.label)
   for (task, clients, seed), of in counts.items():
     if len(of) > 1:
       each = '; '.join(f'{count:,} by {label}' for count, label in of.items())
