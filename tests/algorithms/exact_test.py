@@ -212,14 +212,16 @@ def test_covariance_is_the_inverse_of_half_the_hessian() -> None:
   np.testing.assert_allclose(found['own_spread/spread'], wanted, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_fed_recon_through_solutions_runs_alike_in_all_runtimes() -> None:
+@pytest.mark.parametrize(
+  'through', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_fed_recon_runs_alike_in_all_runtimes(through: bool) -> None:
   model = planted.factorization()
   process = algorithms.build_fed_recon(
     model,
     reconstruction_optimizer=Exact(),
     update_optimizer=sgd(0.5),
-    through_solution=True,
+    through_solution=through,
   )
   clients = planted.rate({'a': 9, 'b': 4, 'c': 1, 'd': 20})
   found = {}

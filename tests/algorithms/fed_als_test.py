@@ -133,6 +133,19 @@ def test_a_user_knows_its_covariance() -> None:
   np.testing.assert_allclose(own['ratings/user_scale'], scale, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_runtimes_agree() -> None:
+  process = algorithms.build_fed_als(_model())
+  cohort = planted.cohort_of(process, planted.rate(_COUNTS), 1)
+  found = []
+  for runtime in planted.RUNTIMES.values():
+    with runtime():
+      output = planted.run(process, cohort)
+    found.append(planted.global_weights(process, output.state))
+  planted.assert_close(found[0], found[1], 1e-4)
+  planted.assert_close(found[2], found[1], 1e-4)
+
+
 # ---- what it learns ----------------------------------------------------------
 
 

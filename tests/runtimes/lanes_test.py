@@ -48,6 +48,24 @@ def _check(
       np.testing.assert_allclose(mine[lane], theirs, 1e-5, 1e-5)
 
 
+def test_a_loop_ends_for_each_lane_when_it_ends_for_that_client():
+  def run(weights: Any, rows: Any, number: Any) -> Any:
+    def step(place: Any, weights: Any) -> Any:
+      row = tf.gather(rows, place)[tf.newaxis]
+      with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = tf.reduce_sum(tf.tanh(row @ weights) ** 2)
+      return place + 1, weights - 0.1 * tape.gradient(loss, weights)
+
+    return tf.while_loop(
+      lambda place, _: place < number, step, (tf.constant(0), weights)
+    )
+
+  # A lane that is done would read behind the last row: the first reads all.
+  numbers = np.array([4, 1, 0], np.int32)
+  _check(run, [_floats(5, 2)], [_floats(_LANES, 4, 5), numbers])
+
+
 def test_loops_within_loops_and_conditionals_within_both():
   def run(rows: Any, number: Any) -> Any:
     def inner(place: Any, total: Any) -> Any:
@@ -108,6 +126,17 @@ def test_rows_are_scattered_into_the_table_of_each_lane():
   places = np.array([[0, 4, 0], [1, 2, 3], [3, 3, 3]], np.int32)
   # `Unique` is not known to TensorFlow's vectorization: one for each lane.
   _check(run, [_floats(5, 2)], [places, _floats(_LANES, 3, 2)])
+
+
+def test_what_is_drawn_from_seeds_is_drawn_for_each_lane():
+  def run(seed: Any) -> Any:
+    return [
+      tf.random.stateless_normal([4], seed),
+      tf.random.experimental.stateless_shuffle(tf.range(5), seed),
+    ]
+
+  seeds = np.array([[0, 1], [2, 3], [0, 2]], np.int32)
+  _check(run, [], [seeds])
 
 
 def test_an_assertion_speaks_of_lanes_at_work():

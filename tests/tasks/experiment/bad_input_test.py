@@ -1,11 +1,12 @@
 """Every kind of bad input ends with one paragraph: thing, place and remedy."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import json
 import pathlib
 import resource
 import shutil
+from typing import Any
 
 import psutil
 import pytest
@@ -51,6 +52,39 @@ def _write_data(folder: pathlib.Path) -> pathlib.Path:
   return path
 
 
+def _with_line(number: int, line: bytes) -> Callable[[pathlib.Path], None]:
+  def change(path: pathlib.Path) -> None:
+    lines = path.read_bytes().splitlines()
+    lines[number - 1] = line
+    path.write_bytes(b'\n'.join(lines) + b'\n')
+
+  return change
+
+
+# What is done to the file of ratings, and what the message must say.
+_DAMAGES: dict[str, tuple[Callable[[pathlib.Path], Any], tuple[str, ...]]] = {
+  'a field too few': (
+    _with_line(7, b'1::7::978307'),
+    ('ratings.dat, line 7', "'rating' should be", "'978307'", '--download'),
+  ),
+  'few users': (
+    lambda path: path.write_text('1::1::3::97\n2::1::3::97\n'),
+    ('2 users cannot be divided', 'more users'),
+  ),
+}
+
+
+@pytest.mark.parametrize('damage', _DAMAGES)
+def test_damaged_data(tmp_path, damage):
+  path = _write_data(tmp_path / 'data' / 'movielens' / 'ml-1m')
+  change, expected = _DAMAGES[damage]
+  change(path)
+  outcome = run_here(
+    'train', f'--data_dir={tmp_path}/data', f'--output_dir={tmp_path}/out'
+  )
+  is_for_users(outcome, *expected)
+
+
 @pytest.mark.parametrize(
   'arguments, expected',
   [
@@ -87,6 +121,9 @@ def test_missing_data(tmp_path, arguments, expected):
     (['--raunds=3'], ['Unknown command line flag', 'raunds', 'rounds']),
     (['--runtime=cluster'], ['runtime', 'cluster', 'cohort', 'native']),
     (['--rounds=ten'], ['--rounds=ten', 'int()']),
+    (['--rounds=-1'], ['--rounds=-1', 'at least 1']),
+    (['--l2=nan'], ['--l2=nan', 'finite']),
+    (['--dropout_rate=1.5'], ['--dropout_rate=1.5', 'at most 1']),
     (['--flagfile={here}/bad.flags'], ['Unknown command line flag', 'colour']),
     (['movielens'], ["['movielens']", '--']),
     (
@@ -260,6 +297,9 @@ def test_a_disk_that_is_full_from_the_beginning(tmp_path):
   assert not list((tmp_path / 'out').iterdir())
 
 
+# Too little for the events of some rounds, and for a checkpoint.
+
+
 # ---- evaluate ----------------------------------------------------------------
 
 
@@ -299,9 +339,7 @@ def test_evaluate_with_damaged_flags(copy):
 def test_a_program_ends_likewise(tmp_path):
   """One of all these as the user sees it, with nothing kept of this process."""
   path = _write_data(tmp_path / 'ml-1m')
-  lines = path.read_text().splitlines()
-  lines[6] = '1::7::978307'
-  path.write_text('\n'.join(lines) + '\n')
+  _with_line(7, b'1::7::978307')(path)
   outcome = commands.run_program(
     commands.command(
       'train', f'--data_dir={tmp_path}', f'--output_dir={tmp_path}/out'
@@ -337,3 +375,9 @@ def test_a_model_of_keras_in_place_of_ours(build, given):
     build(given)
   for part in (type(given).__name__, 'tff_partial.from_keras(build, loss='):
     assert part in str(caught.value)
+
+
+def test_there_is_no_other_json(copy):
+  """What is written can be read by every reader of JSON."""
+  text = (copy / 'result.json').read_text()
+  assert json.dumps(json.loads(text), indent=2, allow_nan=False) + '\n' == text

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tasks.movielens import models as movielens_models
 from tff_partial import tiers
 from tff_partial.model import keras_models
+from tff_partial.model import models
 
 _ITEMS = np.array([2, 0, 2, 4], np.int32)
 
@@ -126,12 +127,17 @@ def test_models_can_be_saved(tmp_path):
 # ---- as a partially local model ----------------------------------------------
 
 
-def test_the_user_stays_local():
-  model = keras_models.from_keras(
-    functools.partial(_build, biases=True, mean=3.0),
+def _partial(**options) -> models.PartialModel:
+  return keras_models.from_keras(
+    functools.partial(_build, biases=True, mean=3.0, **options),
     local=movielens_models.LOCAL_LAYERS,
     loss=tf.keras.losses.MeanSquaredError(),
+    metrics=functools.partial(movielens_models.build_metrics, (1.0, 5.0)),
   )
+
+
+def test_the_user_stays_local():
+  model = _partial()
   assert {
     tier: {name: tuple(spec.shape) for name, spec in model.specs(tier).items()}
     for tier in model.tiers
@@ -142,6 +148,46 @@ def test_the_user_stays_local():
     },
     tiers.LOCAL: {'user_embedding/vector': (3,), 'user_bias/bias': ()},
   }
+
+
+@pytest.mark.slow
+def test_padding_changes_neither_loss_nor_metrics():
+  model = _partial(l2=0.1)
+  labels = np.array([1.0, 5.0, 3.0, 4.0], np.float32)
+  seed = np.array([1, 2], np.int32)
+  weights = {tier: model.initial_weights(tier, seed) for tier in model.tiers}
+
+  def measure(num_real: int, num_padded: int):
+    order = [*range(num_real), *[0] * num_padded]
+    is_real = np.arange(len(order)) < num_real
+
+    @tf.function
+    def run(weights, items, rated, weight, is_real):
+      predictions, penalties = model.predict(
+        weights, {}, items, training=True, seed=seed
+      )
+      loss = model.loss(rated, predictions, weight, is_real, penalties)
+      state = model.metrics.update(
+        model.metrics.initial_state(),
+        rated,
+        predictions,
+        tf.cast(is_real, tf.float32) * weight,
+      )
+      return loss.objective, state
+
+    return run(
+      weights,
+      tf.constant(_ITEMS[order]),
+      tf.constant(labels[order]),
+      tf.ones([len(order)]),
+      tf.constant(is_real),
+    )
+
+  plain, padded = measure(3, 0), measure(3, 2)
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), plain, padded
+  )
+  assert plain[1]['accuracy'][1].numpy() == 3.0
 
 
 # ---- metrics -----------------------------------------------------------------

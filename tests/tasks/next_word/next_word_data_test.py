@@ -249,6 +249,14 @@ def test_a_corpus_that_is_not_there_is_refused(tmp_path):
     corpora.load('subreddit', tmp_path, Limits())
 
 
+def test_a_damaged_line_is_named(tmp_path):
+  _write_lines(tmp_path / 'a.jsonl', [{'text': 'Hi.', 'time': 1}])
+  with pytest.raises(
+    DataError, match="a.jsonl, line 1: the field 'author' or 'user' is missing"
+  ):
+    corpora.load(str(tmp_path / 'a.jsonl'), None, Limits())
+
+
 # ---- TFF's files -------------------------------------------------------------
 
 _STACKOVERFLOW = tff.simulation.datasets.stackoverflow

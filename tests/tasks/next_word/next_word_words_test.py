@@ -240,6 +240,13 @@ def test_too_few_users_are_refused(small):
     _chosen(small, _TRAINING, 5, few)
 
 
+def test_no_word_beyond_the_threshold_is_an_error():
+  rare = _gather({f'user{number}': f'w{number}' for number in range(30)})
+  mechanism = private_words.NoisyThreshold(1, 1.0, 1e-9)
+  with pytest.raises(DataError, match='no word passes the threshold of 7.0'):
+    _chosen(rare, range(30), 5, mechanism)
+
+
 def test_fewer_words_than_wanted_are_no_error(caplog):
   texts = {f'user{number}': 'common the' for number in range(60)}
   sentences = _gather({**texts, 'user0': 'secret'})

@@ -185,6 +185,14 @@ def test_messages_keep_their_labels(tmp_path):
   assert len(subreddit_data.load_messages(tmp_path, min_documents=2)) == 2
 
 
+def test_a_bad_comment_is_named(tmp_path):
+  _write(tmp_path)
+  with open(tmp_path / 'subreddit' / 'a.jsonl', 'a') as file:
+    file.write('{"author": "ann", "subreddit": "nba", "created_utc": 1}\n')
+  with pytest.raises(DataError, match=r"a\.jsonl, line 8: .*'body' is missing"):
+    _load(tmp_path)
+
+
 def test_missing_data_come_with_advice(tmp_path):
   with pytest.raises(DataError, match='one comment a line.*--data=synthetic'):
     _load(tmp_path)

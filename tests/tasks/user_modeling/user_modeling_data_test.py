@@ -329,6 +329,12 @@ def test_a_damaged_line_is_named(rows, message, tmp_path):
   assert 'Correct the line, or fetch the file again.' in str(caught.value)
 
 
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
+  _write_logs(tmp_path, _changed(4, 'Mean', 'Mean \xe9'))
+  with pytest.raises(DataError, match='teacher.csv: .* byte 0xe9 .* as UTF-8'):
+    _load_logs(tmp_path)
+
+
 def test_a_file_that_stops_within_a_line_is_refused(tmp_path):
   _write_logs(tmp_path, end='')
   with pytest.raises(DataError, match='it is cut off in line 7'):
@@ -349,10 +355,14 @@ def test_a_column_that_is_not_there_once_is_refused(header, message, tmp_path):
   assert 'needed are user_id' in str(caught.value)
 
 
-def test_white_space_around_names_and_numbers_is_no_part_of_them(tmp_path):
+def test_marks_and_line_ends_of_other_systems_are_read(tmp_path):
   path = _write_logs(tmp_path)
+  text = path.read_bytes()
   expected = assist_files.read(path)
-  path.write_bytes(path.read_bytes().replace(b'Mean,0', b'Mean ,0 '))
+  path.write_bytes(b'\xef\xbb\xbf' + text.replace(b'\n', b'\r\n'))
+  assert assist_files.read(path).equals(expected)
+  # White space around names and numbers is no part of them.
+  path.write_bytes(text.replace(b'Mean,0', b'Mean ,0 '))
   assert assist_files.read(path).equals(expected)
 
 

@@ -291,3 +291,6 @@ def test_models_by_their_names():
   linear = _build(models.BIAS, scale=(0.0, 1.0), is_linear=True)
   _set(linear, common_bias=2.0)
   np.testing.assert_allclose(linear(_INPUTS), np.full([4, 1], 2.5))
+
+
+# ---- refusals ----------------------------------------------------------------
