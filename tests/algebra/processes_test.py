@@ -344,6 +344,21 @@ def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
     planted.assert_close(after[name], tensor - 1.0)
 
 
+def test_a_spoilt_client_remembers_what_it_did(process):
+  clients = _clients()
+  clients['bob']['y'][:] = 1e30
+  cohort = planted.cohort_of(process, clients, 'seed')
+  kept = planted.first_states(process, cohort)
+  output = planted.run(process, cohort, None, kept)
+  planted.assert_same(dict(output.client_states[1]), dict(kept[1]))
+  moved = output.client_states[0]['user/kernel'] != kept[0]['user/kernel']
+  assert moved.any()
+  # And so does a client that had nothing to do.
+  planted.assert_same(dict(output.client_states[2]), dict(kept[2]))
+  for tensor in planted.global_weights(process, output.state).values():
+    assert np.isfinite(tensor).all()
+
+
 def test_frozen_weights_stay_as_they_are(process):
   cohort = planted.cohort_of(process, _clients(), 'seed')
   state = process.initialize()

@@ -278,9 +278,9 @@ def known_of(client: ClientContext) -> tf.Tensor:
   for table in tables_of(client.weights[GLOBAL]):
     if table == _OF_RATED:
       known.append(_of_rated_items(client))
-      continue
-    number = client.weight(GLOBAL, table).shape[0]
-    known.append(tf.one_hot(x[table.removeprefix(_OF)][0], number))
+    else:
+      number = client.weight(GLOBAL, table).shape[0]
+      known.append(tf.one_hot(x[table.removeprefix(_OF)][0], number))
   return tf.concat(known, 0)
 
 
