@@ -106,8 +106,9 @@ def measure(
   DOA (Eq. 9) and NDCG (Eq. 10) compare hidden characteristics only with the
   answers to the given records, and with their predictions. DOA compares pairs
   of users of two clients. Pairs with the same mean answer count half, so that
-  chance is one half for any number of answers; in the paper they count as
-  disagreeing.
+  chance is one half for any number of answers, and gains of NDCG are above
+  0. With `_printed` both are as in the paper, where such pairs count as
+  disagreeing, and gains have any sign.
 
   Args:
     clients: Outputs of each client's model, one after another.
@@ -189,13 +190,16 @@ class _Users:
     found = {}
     for way, parts in self._hidden.items():
       hidden = np.concatenate(parts)
-      doa = gain = float('nan')
-      if np.isfinite(hidden).all():
-        doa = ranking.degree_of_agreement(
-          hidden, np.concatenate(self._given), self._clients
-        )
-        gain = ranking.ndcg(hidden, np.concatenate(self._predicted))
-      found.update({f'doa{way}': doa, f'ndcg{way}': gain})
+      given, predicted = map(np.concatenate, (self._given, self._predicted))
+      is_finite = np.isfinite(hidden).all()
+      for name, printed in (('', False), ('_printed', True)):
+        doa = gain = float('nan')
+        if is_finite:
+          doa = ranking.degree_of_agreement(
+            hidden, given, self._clients, tie=0.0 if printed else 0.5
+          )
+          gain = ranking.ndcg(hidden, predicted, shift=not printed)
+        found.update({f'doa{name}{way}': doa, f'ndcg{name}{way}': gain})
     return found
 
 

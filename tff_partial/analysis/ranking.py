@@ -46,15 +46,20 @@ def mean_answers(
 
 
 def degree_of_agreement(
-  hidden: np.ndarray, answers: np.ndarray, clients: Sequence[str]
+  hidden: np.ndarray,
+  answers: np.ndarray,
+  clients: Sequence[str],
+  *,
+  tie: float = 0.5,
 ) -> float:
   """Count how often the user with more of an attribute answers better (Eq. 9).
 
   DOA(k) is the share with g_ak > g_bk among the pairs of users (a, b) of
   different clients who both answered items with the attribute k and have
   h_ak > h_bk. So pairs with equal h do not count. Pairs with equal g count one
-  half, so that an uninformative h gets one half; the paper's indicator counts
-  them as disagreeing, which costs much if answers have few values. The printed
+  half by default, so that an uninformative h gets one half; the paper's
+  indicator counts them as disagreeing, `tie=0`, which costs much if answers
+  have few values. The printed
   factor |U_c1| |U_c2| / sum I turns a mean over all pairs into one over those
   who both answered, which a ratio of counts is already. The printed mean
   divides by all attributes; here those without a pair are left out.
@@ -64,6 +69,7 @@ def degree_of_agreement(
     answers: The users' mean answers g, `[users, attributes]`, NaN where a user
       answered no such item; see `mean_answers`.
     clients: The client of each user, `[users]`.
+    tie: What a pair with equal answers counts, 0 to 1.
 
   Returns:
     DOA, from 0 to 1: the mean over the attributes that have pairs; NaN if there
@@ -79,7 +85,7 @@ def degree_of_agreement(
     agreeing = np.count_nonzero(is_pair & (g[:, np.newaxis] > g))
     tied = np.count_nonzero(is_pair & (g[:, np.newaxis] == g))
     if pairs := np.count_nonzero(is_pair):
-      shares[k] = (agreeing + 0.5 * tied) / pairs
+      shares[k] = (agreeing + tie * tied) / pairs
   return _mean(shares)
 
 
@@ -92,7 +98,9 @@ def _mean(values: np.ndarray) -> float:
 # ---- attributes of one user --------------------------------------------------
 
 
-def ndcg(hidden: np.ndarray, predicted_order: np.ndarray) -> float:
+def ndcg(
+  hidden: np.ndarray, predicted_order: np.ndarray, *, shift: bool = True
+) -> float:
   """Compare the order of predicted answers with that of h (Eq. 10).
 
   DCG(u) = sum_k h_uk / (log2(k) + 1), read as printed, so the first two
@@ -103,14 +111,15 @@ def ndcg(hidden: np.ndarray, predicted_order: np.ndarray) -> float:
   both, as are users with nothing to rank.
 
   The printed formula assumes h of 0 or more: with negative h its value may be
-  outside [0, 1] or have the wrong sign, as IDCG(u) may be negative. So gains
-  are h minus the user's smallest h: then NDCG(u) is above 0 and at most 1, and
-  adding a constant to all h of a user changes nothing.
+  outside [0, 1] or have the wrong sign, as IDCG(u) may be negative. So by
+  default gains are h minus the user's smallest h: then NDCG(u) is above 0 and
+  at most 1, and adding a constant to all h of a user changes nothing.
 
   Args:
     hidden: h, floats `[users, attributes]`, all finite.
     predicted_order: The users' mean predicted answers, `[users, attributes]`,
       NaN where there is none; see `mean_answers`.
+    shift: False for gains of h itself, as printed.
 
   Returns:
     The mean over the users who have one; NaN if none has.
@@ -122,7 +131,7 @@ def ndcg(hidden: np.ndarray, predicted_order: np.ndarray) -> float:
   for user, (h, order) in enumerate(zip(hidden, predicted_order, strict=True)):
     is_known = ~np.isnan(order)
     h, order = h[is_known], order[is_known]
-    if h.size:
+    if shift and h.size:
       h = h - h.min()
     ideal = np.sort(h)[::-1] @ discounts[: h.size]
     if ideal != 0.0:

@@ -298,6 +298,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     why_not_private='its clients add noise of their own, which no ledger '
     'counts. Use fed_avg with --dp=local for a run that is accounted for.',
     adds_noise=True,
+    reads=('laplace_clip',),
   ),
   'fed_adam': building.Algorithm(
     building.adaptive('build_fed_adam'),

@@ -167,7 +167,9 @@ def fed_noise(
 ) -> processes.PartialProcess:
   return builder('build_fed_noise')(
     model,
-    noise=tff_partial.dp.local_noise.LaplaceNoise(1.0, 0.01),
+    noise=tff_partial.dp.local_noise.LaplaceNoise(
+      run.hyperparameters.laplace_clip, 0.01
+    ),
     training=run.local.of_both(),
     **run.server_arguments(),
   )

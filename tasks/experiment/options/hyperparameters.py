@@ -328,6 +328,11 @@ class Hyperparameters(Options):
     choices=(KEEP, SCALED),
   )
 
+  laplace_clip: float = detail(
+    1.0,
+    'L1 norm to which fed_noise clips; a hundredth of it is the noise.',
+    at_least=0,
+  )
   unobserved_weight: float = detail(
     0.2, 'Weight of an item without interaction in fed_ials.', at_least=0
   )
@@ -337,7 +342,6 @@ class Hyperparameters(Options):
     'they are fitted to.',
     at_least=0,
   )
-
   view_difference: float = detail(
     1e-4,
     'lambda of FedRAP: how much tables of items are kept apart.',

@@ -95,6 +95,13 @@ def test_ndcg_discounts_as_printed():
   assert found == pytest.approx((1 + 2 * third) / (2 + 1 / 2))
 
 
+def test_ndcg_as_printed_does_not_shift():
+  third = 1 / (math.log2(3) + 1)
+  h, order = [[3.0, 2.0, -1.0]], np.array([[0.2, 0.9, 0.5]])
+  found = ranking.ndcg(h, order, shift=False)
+  assert found == pytest.approx((2 - 1 / 2 + 3 * third) / (3 + 2 / 2 - third))
+
+
 def test_attributes_with_the_same_prediction_share_their_discounts():
   # Gains 1 and 0 at places with the discounts 1 and 1 / 2, in either order.
   found = ranking.ndcg([[5.0, 4.0]], np.array([[0.7, 0.7]]))

@@ -270,8 +270,9 @@ def test_users_are_compared_across_clients():
   # By the first attribute the user of a is better, and answers better. By the
   # second one b's is, and both answer alike, which counts half.
   assert found['doa'] == pytest.approx((1.0 + 0.5) / 2)
+  assert found['doa_printed'] == pytest.approx((1.0 + 0.0) / 2)
   # Both users' attributes are predicted in the order of h.
-  assert found['ndcg'] == pytest.approx(1.0)
+  assert found['ndcg'] == found['ndcg_printed'] == pytest.approx(1.0)
   # The only right answer has the largest of four predictions.
   assert found['auc'] == 1.0
   # The second attribute points the other way: 1 - cos is 2 for both orders of
@@ -301,6 +302,7 @@ _METRICS = {
   'ndcg',
   'doa_related',
   'ndcg_related',
+  'ndcg_printed',
   'similarity',
 }
 
