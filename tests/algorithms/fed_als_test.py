@@ -317,7 +317,7 @@ def test_a_prior_follows_which_items_were_rated() -> None:
     known.T @ known + np.diag([0, 1, 1, 1]), known.T @ users
   )
   np.testing.assert_allclose(found['ratings/user_mean'], wanted[0], atol=1e-4)
-  table = found['ratings/of_rated_items']
+  table = found['ratings/by_rated_items']
   np.testing.assert_allclose(table, wanted[1:], atol=1e-4)
   # A new user's prior: of the items of its support set, and of no others. Items
   # are as if they were certain.

@@ -192,9 +192,10 @@ def test_a_device_solves_as_the_simulation_does(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_device_has_the_intervals_of_the_simulation(tmp_path):
+@pytest.mark.parametrize('rated_items', [False, True])
+def test_a_device_has_the_intervals_of_the_simulation(tmp_path, rated_items):
   draw = np.random.default_rng(0)
-  model = rating_posteriors.build_model(9, 2)
+  model = rating_posteriors.build_model(9, 2, rated_items=rated_items)
   process = tff_partial.algorithms.build_fed_als(model)
   ratings = {
     f'u{k}': {

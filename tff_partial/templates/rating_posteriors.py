@@ -40,7 +40,7 @@ NOISE = f'{LAYER}/noise'
 # Prefix of a table of what users' values of an attribute add to their mean.
 _OF = f'{LAYER}/of_'
 # That of what the items that they rated add, and a number of ratings for it.
-_OF_RATED, _RATED_PRIOR = f'{_OF}rated_items', 10.0
+_BY_RATED, _RATED_PRIOR = f'{LAYER}/by_rated_items', 10.0
 # The mean rating, and the size of one unit of all other weights.
 MEAN, UNIT = f'{LAYER}/mean', f'{LAYER}/unit'
 
@@ -105,7 +105,7 @@ class RatingPosterior(tf.keras.layers.Layer):
     for name, number in self.user_attributes.items():
       setattr(self, f'of_{name}', add(f'of_{name}', [number, size], 'zeros'))
     if self.rated_items:
-      self.of_rated_items = add('of_rated_items', [size, size], 'zeros')
+      self.by_rated_items = add('by_rated_items', [size, size], 'zeros')
     self.user_precision = add('user_precision', [size, size], 'identity')
     self.noise = add('noise', [], 'ones')
     constant = tf.keras.initializers.Constant(self.mean)
@@ -264,7 +264,7 @@ def posterior_phases() -> list[Phase]:
 
 def tables_of(weights: Mapping[str, Any]) -> list[str]:
   """Return the names of the tables of users' attributes among others."""
-  return [name for name in weights if name.startswith(_OF)]
+  return [name for name in weights if name.startswith((_OF, _BY_RATED))]
 
 
 def known_of(client: ClientContext) -> tf.Tensor:
@@ -276,7 +276,7 @@ def known_of(client: ClientContext) -> tf.Tensor:
   """
   known, x = [tf.ones([1])], client.examples['x']
   for table in tables_of(client.weights[GLOBAL]):
-    if table == _OF_RATED:
+    if table == _BY_RATED:
       known.append(_of_rated_items(client))
     else:
       number = client.weight(GLOBAL, table).shape[0]
