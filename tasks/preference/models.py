@@ -128,6 +128,7 @@ def build_fed_embed(
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
   spread: float = 1.0,
+  num_types: int | None = None,
 ) -> tf.keras.Model:
   """Build FedEmbed's model of one client with all heads (Figure 2).
 
@@ -153,7 +154,7 @@ def build_fed_embed(
   outputs = {
     LIKED: dense(2, name=HEAD)(joined),
     LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(joined),
-    TYPE: dense(num_groups, name=TYPE_HEAD)(joined),
+    TYPE: dense(num_types or num_groups, name=TYPE_HEAD)(joined),
   }
   return tf.keras.Model(images, outputs, name='fed_embed')
 

@@ -33,6 +33,14 @@ class PreferenceOptions(TaskOptions):
     'height of a spectrogram; 0 for none, but for as much with FedEmbed.',
     at_least=0,
   )
+  num_groups: int | None = detail(
+    None,
+    'Heads, prototypes, nodes or centers that users choose among; by default '
+    'one for each kind, as many as there are sub-populations. More are an '
+    'overestimate, as in section 6 of FedEmbed.',
+    flag='preference_groups',
+    at_least=2,
+  )
   activation: str = detail(
     '',
     'Between the layers of the encoder; the paper prints none.',

@@ -45,7 +45,7 @@ class PreferenceTask(MeasuredByProtocol):
   Attributes:
     images: All images; their labels are the kinds.
     shares: The share of the users that like each kind.
-    num_groups: Number of sub-populations, one for each kind.
+    num_groups: Number of heads, at least one for each kind.
     fed_embed_parts: Parts of FedEmbed's model with all heads.
     selection_metric: The metric that chooses the best round.
     higher_is_better: True if a larger value of it is better.
@@ -88,12 +88,19 @@ class PreferenceTask(MeasuredByProtocol):
     """
     self.images = images
     self.shares = tuple(shares)
-    self.num_groups = len(self.shares)
+    self._num_kinds = len(self.shares)
+    self.num_groups = options.num_groups or self._num_kinds
     num_users = options.num_users or num_users
-    if num_users < self.num_groups:
+    if num_users < self._num_kinds:
       raise OptionError(
-        f'num_users: {num_users} users cannot like all {self.num_groups} '
-        f'kinds. Give at least {self.num_groups}.'
+        f'num_users: {num_users} users cannot like all {self._num_kinds} '
+        f'kinds. Give at least {self._num_kinds}.'
+      )
+    if self.num_groups < self._num_kinds:
+      raise OptionError(
+        f'num_groups: {self.num_groups} groups are fewer than the '
+        f'{self._num_kinds} kinds, one of which users may know. Give at least '
+        f'{self._num_kinds}.'
       )
     users_of = preferences.numbers_of_users(num_users, self.shares)
     self._prototypical_users = [
@@ -146,6 +153,7 @@ class PreferenceTask(MeasuredByProtocol):
           options.embedding_size or min(shape),
           *common,
           options.embedding_spread,
+          self._num_kinds,
         )
       )
       return preference_models.build_partial(

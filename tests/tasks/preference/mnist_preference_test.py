@@ -335,11 +335,21 @@ def test_it_trains_and_is_measured_by_f1(task):
   assert names == {'f1', 'f1_not_told', 'f1_weighted', *by_group}
 
 
+@pytest.mark.slow
+def test_there_may_be_more_heads_than_kinds():
+  model = _load(num_users=50, num_groups=20).model_with('heads')
+  shapes = {w.name: tuple(w.shape) for w in model.build().weights}
+  assert model.num_groups == 20
+  assert shapes['prototypes/vectors:0'] == (20, 8)
+  assert shapes['type_head/bias:0'] == (10,)
+
+
 @pytest.mark.parametrize(
   'options, expected',
   [
     ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
     ({'num_users': 9}, 'num_users: 9 users'),
+    ({'num_groups': 9}, 'num_groups: 9 groups are fewer than the 10 kinds'),
     ({'validation_users': 0}, 'validation_users=0'),
     ({'embedding_size': -1}, 'embedding_size=-1'),
     ({'embedding_spread': 0.0}, 'embedding_spread: 0.0'),
