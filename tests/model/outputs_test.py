@@ -125,7 +125,7 @@ def test_objective_and_metrics_are_those_of_keras(form: str) -> None:
   for name, listed in ours.items():
     mine = measured[listed if form == 'listed' else name]
     found = expected.get(name, expected.get(theirs.get(name)))
-    assert mine == pytest.approx(found, rel=1e-5), name
+    assert mine == pytest.approx(found, rel=1e-6), name
   assert measured['loss'] != pytest.approx(result.train['loss'], rel=1e-3)
 
 

@@ -188,6 +188,19 @@ def test_a_new_client_may_estimate_averages(
     np.testing.assert_allclose(own[f'first/moving_{name}'], moment, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_without_normalization_fed_bn_is_fed_avg() -> None:
+  """Bit for bit, with what is drawn."""
+  model = planted.factorization(planted.build_tastes, local=None)
+  training = Phase(optimizer=sgd(0.1), epochs=2, shuffle=True)
+  clients = planted.rate({'a': 9, 'b': 23})
+  of_fed_bn, of_fed_avg = (
+    _round(build(model, training=training), clients)[0]
+    for build in (algorithms.build_fed_bn, algorithms.build_fed_avg)
+  )
+  planted.assert_same(of_fed_bn, of_fed_avg)
+
+
 def test_frozen_averages_are_not_estimated() -> None:
   with pytest.raises(SettingError, match='no moving averages to estimate'):
     algorithms.build_fed_bn_eval(_model(state='frozen'), estimate=True)
