@@ -1,4 +1,4 @@
-"""A small comparison in place of one that takes a quarter of an hour."""
+"""A small comparison in place of one of half a thousand rounds."""
 
 from typing import Any
 
