@@ -16,6 +16,7 @@ import tree
 import baselines
 from tests.support import planted
 import tff_partial
+from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import evaluation
 from tff_partial import groups
@@ -323,6 +324,16 @@ ROWS = [
     grouped=True,
   ),
   Row('fed_avg', {'training': _TRAINING}, algorithms.build_fed_avg_eval),
+  Row(
+    'fed_avg, robust join',
+    {
+      'training': _TRAINING,
+      'aggregation': Aggregation(
+        aggregators.coordinate_median(clients_per_round=20)
+      ),
+    },
+    algorithms.build_fed_avg_eval,
+  ),
   Row(
     'fed_sgd',
     {'learning_rate': 0.5},

@@ -15,6 +15,7 @@ from tff_partial import tiers
 from tff_partial.client import local_training
 from tff_partial.data import examples
 from tff_partial.data import lengths
+from tff_partial.exporting.errors import ExportError
 from tff_partial.model import models
 from tff_partial.model import preprocessing
 from tff_partial.model import tracing
@@ -77,6 +78,18 @@ def names_of(paths: Iterable[str]) -> list[str]:
       name += '_'
     names.append(name)
   return names
+
+
+class _NoServer:
+  """What a device has in place of the server's state."""
+
+  def __getitem__(self, name: str) -> Any:
+    raise ExportError(
+      f'reconstruction: clients of the process read {name!r} of the state that '
+      'the server sends them, which a device does not have. Save the Keras '
+      'model of one client, which `tff_partial.personalise` makes, or give '
+      'phases.'
+    )
 
 
 class Serving(tf.Module):
@@ -296,6 +309,7 @@ class Serving(tf.Module):
       # A count that is too large means all examples.
       tf.clip_by_value(given[COUNT], 0, self._num_support),
       tf.constant(self._seed),
+      server=_NoServer(),
     )
     done = local_training.run(self._work, context)
     return self._named(done.weights[tiers.LOCAL])
