@@ -13,8 +13,12 @@ import tff_partial
 from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import runtimes
+from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
+from tff_partial.contexts import ClientContext
+from tff_partial.contexts import OverwriteWeights
+from tff_partial.data import splits
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
 from tff_partial.errors import SettingError
@@ -75,8 +79,8 @@ def _process(factory: Any) -> tff.templates.AggregationProcess:
   return factory.create(tff.to_type(value), tff.TensorType(np.float32))
 
 
-@pytest.mark.parametrize('number', [9, 10])
-def test_joins_beside_numpy(join, number):
+@pytest.mark.parametrize(('number', 'runtime'), [(9, 'no jit'), (10, 'native')])
+def test_joins_beside_numpy(join, number, runtime):
   factory, by_hand = join
   process = _process(factory)
   updates = np.random.default_rng(number).normal(size=[number, 7])
@@ -88,7 +92,7 @@ def test_joins_beside_numpy(join, number):
     for row in np.concatenate([zeros, updates])
   ]
   weights = [np.float32(0.0)] * 2 + [np.float32(1 + n) for n in range(number)]
-  with runtimes.cohort(jit=False):
+  with planted.RUNTIMES[runtime]():
     found = process.next(process.initialize(), sent, weights).result
     nothing = process.next(process.initialize(), sent[:2], weights[:2]).result
   expected = by_hand(updates.astype(np.float64))
@@ -123,18 +127,42 @@ def fixture_model() -> tff_partial.PartialModel:
   return tff_partial.from_keras(_line, loss='mse')
 
 
-def _error(model: tff_partial.PartialModel, aggregator: Any) -> float:
-  """Of the slopes, where two of ten clients pull them the other way."""
+_MARKED = splits.Part(
+  'marked',
+  splits.everything().choose,
+  {'is_hostile': tf.TensorSpec([], tf.int32)},
+)
+
+
+def _error(
+  model: tff_partial.PartialModel, aggregator: Any, factor: float
+) -> float:
+  """Of the slopes, where two of ten clients flip the signs of updates."""
+
+  def flipped(client: ClientContext) -> tiers.Weights:
+    way = tf.where(client.examples['is_hostile'][0] == 1, -factor, 1.0)
+    weights = {
+      name: old + way * (client.weights[tiers.GLOBAL][name] - old)
+      for name, old in client.received[tiers.GLOBAL].items()
+    }
+    return collections.OrderedDict({tiers.GLOBAL: weights})
+
   slopes = np.array([[1.0], [-2.0], [3.0]])
   generator = np.random.default_rng(0)
   clients = {}
   for number in range(10):
     x = generator.normal(size=[20, 3])
-    y = x @ slopes * (-5.0 if number < 2 else 1.0)
-    clients[f'{number}'] = {'x': x.astype('f'), 'y': y.astype('f')}
-  process = algorithms.build_fed_avg(
+    clients[f'{number}'] = {
+      'x': x.astype('f'),
+      'y': (x @ slopes).astype('f'),
+      'is_hostile': np.full(20, number < 2, np.int32),
+    }
+  process = tff_partial.compose(
     model,
-    training=Phase(optimizer=sgd(0.1), epochs=3),
+    work=[
+      Phase(optimizer=sgd(0.1), epochs=3, measured=True),
+      OverwriteWeights(flipped, _MARKED),
+    ],
     aggregation=Aggregation(aggregator),
   )
   with runtimes.cohort(jit=False):
@@ -144,12 +172,14 @@ def _error(model: tff_partial.PartialModel, aggregator: Any) -> float:
 
 
 @pytest.mark.slow
-def test_a_fifth_of_the_clients_that_pull_backwards_moves_only_the_mean(
-  join, model
+@pytest.mark.parametrize('factor', [1.0, 5.0])
+def test_a_fifth_of_the_clients_that_flip_signs_moves_only_the_mean(
+  join, model, factor
 ):
-  # Of a mean, the slopes become (8 - 2 * 5) / 10 of theirs.
-  assert _error(model, join[0]) < 0.1
-  assert _error(model, None) > 3.0
+  # A mean goes (8 - 2 * factor) / 10 of the way: more slowly, or backwards.
+  assert _error(model, join[0], factor) < 0.1
+  if factor > 4.0:
+    assert _error(model, None, factor) > 3.0
 
 
 # ---- what does not fit -------------------------------------------------------
