@@ -30,6 +30,7 @@ from tff_partial.data import splits
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
 from tff_partial.model import first_values
+from tff_partial.model import keras_3
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -139,6 +140,14 @@ def _fed_embed(name: str, of_local: Any, exact: bool = True) -> Row:
   )
 
 
+def _brought(
+  model: models.PartialModel, kind: str, **options: Any
+) -> models.PartialModel:
+  """One of the models that people bring, of the same Keras as another one."""
+  keras = keras_3.module_of(model.build())
+  return planted.brought(keras, kind, **options)
+
+
 ROWS = [
   _partly_local(
     'fed_recon',
@@ -243,6 +252,49 @@ ROWS = [
       model, 4, where='items', alpha=1.0, b=tiers.LOCAL
     ),
   ),
+  Row(
+    'furl, two adapters',
+    {'training': Phase(optimizer=sgd(0.04), epochs=10, shuffle=True)},
+    algorithms.build_furl_eval,
+    local=True,
+    personal=True,
+    wrap=lambda model: tff_partial.add_lora(
+      tff_partial.add_lora(model, 2, where='items'),
+      2,
+      where='items',
+      a=tiers.LOCAL,
+      b=tiers.LOCAL,
+      name='own',
+    ),
+  ),
+  Row(
+    'fed_recon, adapters that are rebuilt',
+    {
+      'reconstruction_optimizer': sgd(0.05),
+      'reconstruction_epochs': 20,
+      'update_optimizer': sgd(0.1),
+      'update_epochs': 5,
+    },
+    algorithms.build_fed_recon_eval,
+    {'reconstruction_optimizer': sgd(0.05), 'reconstruction_epochs': 20},
+    local=True,
+    personal=True,
+    wrap=lambda model: tff_partial.add_lora(
+      _brought(model, '', local=None),
+      2,
+      where='user',
+      b=tiers.LOCAL,
+      train='items',
+    ),
+  ),
+  Row(
+    'fed_avg, adapters whose A is frozen',
+    {'training': _TRAINING},
+    algorithms.build_fed_avg_eval,
+    wrap=lambda model: tff_partial.add_lora(
+      model, 4, where='user', a='frozen', train='items'
+    ),
+  ),
   _partly_local(
     'furl',
     algorithms.build_furl_eval,
@@ -254,14 +306,26 @@ ROWS = [
   ),
   *(
     Row(
-      f'furl, {what}',
+      f'furl, {kind}',
       {'training': dataclasses.replace(_TRAINING, optimizer=sgd(0.05))},
       algorithms.build_furl_eval,
       local=True,
       personal=True,
-      wrap=functools.partial(planted.of_strings, is_open=is_open),
+      wrap=functools.partial(_brought, kind=kind),
     )
-    for what, is_open in (('strings', False), ('texts of open length', True))
+    for kind in ('strings', 'texts', 'outputs', 'mixed_bfloat16')
+  ),
+  *(
+    Row(
+      f'furl, {state} statistics',
+      {'training': Phase(optimizer=sgd(0.2), epochs=10, shuffle=True)},
+      algorithms.build_furl_eval,
+      local=True,
+      personal=True,
+      exact=False,
+      wrap=functools.partial(_brought, kind='normalized', state=state),
+    )
+    for state in ('averaged', 'local')
   ),
   _partly_local(
     'fed_att',
@@ -597,18 +661,6 @@ def _compare(
   )
 
 
-def _normalized() -> tf.keras.Model:
-  """The factorization with batch normalization of items' vectors."""
-  item = tf.keras.Input([], dtype=tf.int32)
-  vectors = tf.keras.layers.Embedding(
-    planted.NUM_ITEMS, planted.NUM_FACTORS, name='items'
-  )(item)
-  vectors = tf.keras.layers.BatchNormalization(momentum=0.5, name='norm')(
-    vectors
-  )
-  return tf.keras.Model(item, planted.UserVector(name='user')(vectors))
-
-
 # They train such weights on terms alone, exactly, or not at all.
 _KEEP_FIRST_VALUES = (
   *(('averaged', 'p_fed_me'), ('local', 'fed_babu')),
@@ -619,17 +671,22 @@ _KEEP_FIRST_VALUES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize('state', ['averaged', 'local'])
-def test_moving_averages_are_trained(row, state):
+def test_moving_averages_are_trained(row, state, model_of):
   """At the server or at the client, unless the algorithm says that it cannot.
 
   The variance of items' vectors is far from 1, its first value.
   """
-  has_own_model = row.name.startswith(('hpfl', 'furl, '))
+  has_own_model = row.name.startswith(('hpfl', 'furl, ')) or (
+    ', adapters' in row.name
+  )
   if row.form not in ('partly local', 'global') or has_own_model:
     pytest.skip('Its models have a form of their own.')
   is_local = state == 'local' and not row.local
-  model = planted.factorization(
-    _normalized, local='user' if row.local else None, state=state
+  model = _brought(
+    model_of[row.form],
+    'normalized',
+    local='user' if row.local else None,
+    state=state,
   )
   if is_local:
     pytest.skip('Its clients keep no local variables.')
@@ -709,6 +766,8 @@ def test_local_weights_stay_home(row, process, measuring):
     pytest.skip('The model has no local weights.')
   if row.template:
     pytest.skip("Items' weights have the shapes of users' ones.")
+  if 'user/kernel' in process.model.frozen_weights():
+    pytest.skip('What adapters are added to has the shape of local ones.')
   local = str(planted.LOCAL_SIZE)
   kept = process.initialize_client.type_signature.result
   assert local in _sizes(kept) or process.is_stateless

@@ -126,12 +126,18 @@ def test_exact_solves_have_the_same_bits(context):
     planted.assert_same(_train(process), expected)
 
 
-@pytest.mark.parametrize('is_open', [False, True])
-def test_strings_and_texts_of_open_length_have_the_same_bits(context, is_open):
-  tastes = planted.factorization(planted.build_tastes)
+@pytest.mark.parametrize(
+  'kind', ['strings', 'texts', 'outputs', 'mixed_bfloat16', 'normalized', '']
+)
+def test_models_that_people_bring_have_the_same_bits(context, kind):
+  """The last one has adapters, one for all and one of the client's own."""
+  state = 'local' if kind == 'normalized' else None
+  model = planted.brought(tf.keras, kind, state=state)
+  if not kind:
+    model = tff_partial.add_lora(model, 2, where='items', b='local')
+    model = tff_partial.add_lora(model, 1, a='frozen', where='items', name='b')
   process = algorithms.build_furl(
-    planted.of_strings(tastes, is_open),
-    training=Phase(optimizer=sgd(0.1), epochs=2, shuffle=True),
+    model, training=Phase(optimizer=sgd(0.1), epochs=2, shuffle=True)
   )
   with runtimes.cohort(jit=False):
     expected = _train(process)

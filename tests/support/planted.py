@@ -22,7 +22,6 @@ from tff_partial.data import examples
 from tff_partial.data import lengths
 from tff_partial.data import packing
 from tff_partial.data import populations
-from tff_partial.model import keras_3
 from tff_partial.model import keras_models
 from tff_partial.model import models
 
@@ -91,33 +90,64 @@ def build_tastes() -> tf.keras.Model:
   return tf.keras.Model(item, tf.reduce_sum(taste, -1))
 
 
-def of_strings(
-  model: models.PartialModel, is_open: bool
+def brought(
+  keras: Any, kind: str, dropout: float = 0.1, **options: Any
 ) -> models.PartialModel:
-  """A model of tastes, of the same Keras, whose first layer reads strings.
+  """A model of tastes as people bring theirs.
 
-  It finds them in a vocabulary; or as the words, of any number, of texts.
+  Args:
+    keras: `tf.keras`, or Keras 3.
+    kind: 'strings', found in a vocabulary; 'texts', of any number of words;
+      'normalized', by moving averages; 'outputs', one of which is shared; or
+      the name of a dtype policy, and with '' nothing is special.
+    dropout: Rate of what is drawn.
+    options: For `from_keras`.
   """
-  keras = keras_3.module_of(model.build())
-  words = [_word(item) for item in range(NUM_ITEMS)]
+  layers = keras.layers
+  is_open = kind == 'texts'
 
   def build() -> Any:
-    layers = keras.layers
-    said = keras.Input([], dtype='string')
-    lookup = layers.StringLookup(vocabulary=words[1:], name='lookup')
+    item = given = keras.Input([], dtype=_TYPES.get(kind, 'int32'))
+    words = [_word(item) for item in range(NUM_ITEMS)]
+    if kind == 'strings':
+      item = layers.StringLookup(vocabulary=words[1:], name='lookup')(item)
     if is_open:
       lookup = layers.TextVectorization(vocabulary=words[2:], name='lookup')
+      item = lookup(item)
     vectors = layers.Embedding(
       NUM_ITEMS, NUM_FACTORS, mask_zero=is_open, name='items'
-    )(lookup(said))
+    )(item)
     if is_open:
       vectors = layers.GlobalAveragePooling1D()(vectors)
-    noisy = layers.Dropout(0.1)(vectors)
+    if kind == 'normalized':
+      vectors = layers.BatchNormalization(momentum=0.5, name='norm')(vectors)
+    noisy = layers.Dropout(dropout)(vectors) if dropout else vectors
     taste = layers.Dense(LOCAL_SIZE, use_bias=False, name='user')(noisy)
-    total = layers.Lambda(lambda each: tf.reduce_sum(each, -1))(taste)
-    return keras.Model(said, total)
+    # Of vectors that are normalized, sums would be large.
+    join = tf.reduce_mean if kind == 'normalized' else tf.reduce_sum
+    total = layers.Lambda(lambda each: join(each, -1))(taste)
+    if kind != 'outputs':
+      return keras.Model(given, total)
+    liked = layers.Dense(1, name='liked')(noisy)
+    return keras.Model(given, {'rating': total, 'liked': liked})
 
-  return factorization(build)
+  if kind == 'outputs':
+    liked = keras.losses.BinaryCrossentropy(from_logits=True)
+    options = {
+      'loss': {'rating': 'mse', 'liked': liked},
+      'loss_weights': {'liked': 0.1},
+      'metrics': {'rating': ['mae']},
+      **options,
+    }
+  policy = kind if kind.startswith('mixed') else 'float32'
+  keras.mixed_precision.set_global_policy(policy)
+  try:
+    return factorization(build, **options)
+  finally:
+    keras.mixed_precision.set_global_policy('float32')
+
+
+_TYPES = {'strings': 'string', 'texts': 'string'}
 
 
 def _word(item: int) -> str:
@@ -221,6 +251,9 @@ def pack(
       most = 3 if is_open and len(fields['x']) > 9 else 1
       said = [' '.join([_word(n)] * (1 + n % most)) for n in fields['x']]
       fields = {**fields, 'x': said}
+    if isinstance(known.get('y'), Mapping):
+      liked = (fields['y'] > 0).astype(np.float32)[:, np.newaxis]
+      fields = {**fields, 'y': {'rating': fields['y'], 'liked': liked}}
     return {
       n: read(value, known[n]) for n, value in fields.items() if n in known
     }
