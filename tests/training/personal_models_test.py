@@ -2,6 +2,7 @@
 
 import collections
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -201,6 +202,26 @@ def test_the_best_come_first_and_equals_in_their_order():
   found = top_candidates.top_n(_scorer(), [2.0, 1.0, 3.0, 1.0], 3)
   assert found == [(1.0, -1.0), (1.0, -1.0), (2.0, -2.0)]
   assert found[0].candidate == 1.0 and found[0].score == -1.0
+
+
+@pytest.mark.parametrize(
+  ('outputs', 'best'),
+  [({'near': 1.0, 'far': -1.0}, {'near': 1.0, 'far': 3.0}), ([1, -1], [1, 3])],
+)
+def test_one_of_several_outputs_ranks(outputs, best):
+  given = tf.keras.Input([1])
+  model = tf.keras.Model(
+    given, tf.nest.map_structure(lambda sign: -sign * given, outputs)
+  )
+  for output in best if isinstance(best, dict) else range(2):
+    (found,) = top_candidates.top_n(model, [2.0, 1.0, 3.0], 1, output=output)
+    assert found.candidate == best[output]
+  known = list(outputs) if isinstance(outputs, dict) else [0, 1]
+  for output in (None, 'nera'):
+    with pytest.raises(ProgramError, match=f'outputs {re.escape(str(known))}'):
+      top_candidates.top_n(model, [2.0, 1.0], 1, output=output)
+  with pytest.raises(ProgramError, match='the model has one output'):
+    top_candidates.top_n(_scorer(), [2.0, 1.0], 1, output='near')
 
 
 @pytest.mark.parametrize('unseen', [False, True])

@@ -31,7 +31,7 @@ def top_n(
   *,
   exclude: Iterable[Any] = (),
   context: Mapping[str, Any] | None = None,
-  output: str | None = None,
+  output: str | int | None = None,
 ) -> list[Choice]:
   """Score candidates by a model, and return the best ones, best first.
 
@@ -51,11 +51,12 @@ def top_n(
       an id for unseen values, unknown ones only cause a warning.
     context: For a model with several inputs, those that are the same for all
       candidates, by name; the candidates are the only other one.
-    output: For a model with several outputs, the one to rank by.
+    output: For a model with several outputs, the one to rank by: its name, or
+      its place in a list.
 
   Raises:
-    ProgramError: If there are fewer than `n` candidates, one to exclude
-      is unknown, or predictions are not one finite number each.
+    ProgramError: If there are fewer than `n` candidates, one to exclude or the
+      output is unknown, or predictions are not one finite number each.
   """
   if isinstance(candidates, vocabularies.Vocabulary):
     # Id 0 of all unseen values is not a value to return.
@@ -80,8 +81,7 @@ def top_n(
       f'top_n: cannot name {n} of the {len(left)} candidates that are left.'
     )
   inputs = _inputs(keras_model, ids[left], context or {})
-  found = keras_model.predict(inputs, verbose=0)
-  scores = np.asarray(found if output is None else found[output])
+  scores = np.asarray(_output(keras_model.predict(inputs, verbose=0), output))
   if scores.size != len(left) or not np.isfinite(scores).all():
     raise ProgramError(
       f'top_n: the model predicts {list(scores.shape)} for {len(left)} '
@@ -130,6 +130,21 @@ def _text(value: Any) -> str:
   return str(value)
 
 
+def _output(found: Any, output: str | int | None) -> Any:
+  """Return the output to rank by."""
+  if isinstance(found, np.ndarray) and output is None:
+    return found
+  known: list[Any] = list(
+    found if isinstance(found, Mapping) else range(len(found))
+  )
+  if isinstance(found, np.ndarray) or output not in known:
+    has = 'one output' if isinstance(found, np.ndarray) else f'outputs {known}'
+    raise ProgramError(
+      f'top_n: output={output!r}: the model has {has}. Name one of several.'
+    )
+  return found[output]
+
+
 def _inputs(
   keras_model: tf.keras.Model,
   candidates: np.ndarray,
@@ -137,7 +152,7 @@ def _inputs(
 ) -> Any:
   """Return the model's inputs for some candidates."""
   if not context:
-    return candidates
+    return _fed(candidates)
   names = list(keras_model.input_names)
   free = [name for name in names if name not in context]
   if len(free) != 1 or set(context) - set(names):
@@ -146,7 +161,12 @@ def _inputs(
       'all but that of the candidates are to be given.'
     )
   repeated = {
-    name: np.repeat(np.asarray(value)[np.newaxis], len(candidates), axis=0)
+    name: _fed(np.repeat(np.asarray(value)[np.newaxis], len(candidates), 0))
     for name, value in context.items()
   }
-  return {free[0]: candidates, **repeated}
+  return {free[0]: _fed(candidates), **repeated}
+
+
+def _fed(array: np.ndarray) -> Any:
+  """Return an array as either Keras takes it: Keras 3, strings as tensors."""
+  return tf.constant(array) if array.dtype.kind in 'OSU' else array
