@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -70,6 +71,13 @@ def _explained(error: Exception) -> ExportError:
     }
   )
   otherwise = "Or leave it out: formats=('saved_model',)."
+  half = re.search(r'x(b?)f16>', str(error))
+  if half:
+    return ExportError(
+      f'tflite: layers compute in {"b" * bool(half[1])}float16, which TFLite '
+      'does not train. Export what `from_keras` makes under the policy float32 '
+      f'of the same weights. {otherwise}'
+    )
   if not names:
     return ExportError(
       f'tflite: the model cannot be converted: {tracing.reason(error)} '

@@ -303,6 +303,12 @@ def _at_home(
   """
   work = process.work
   own = work_lib.personal_phases(work.work, rounds) if work is not None else []
+  held = {*process.model.tiers, tiers.PERSONAL}
+  own = [
+    part
+    for part in own
+    if not isinstance(part, phases.Phase) or held & set(part.train)
+  ]
   if not own or work is None:
     raise ProgramError(
       "The process trains nothing that is a client's own, so that all clients "
