@@ -18,7 +18,7 @@ from tff_partial.model import tracing
 # Remedies for operators with known causes.
 _REMEDIES = {
   'BroadcastGradientArgs': 'It is the gradient of what has no known shape. '
-  'Give inputs one length.',
+  'Give inputs one length, and let batch normalization be global.',
   'StatelessRandomUniformFullIntV2': 'Each step draws, as for a dropout. '
   'Reconstruct without.',
   'TensorListReserve': 'Loops over time need sizes that are known: give '
