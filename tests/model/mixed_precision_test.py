@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from tests.support import planted
 from tff_partial import algorithms
+from tff_partial import Exact
 from tff_partial import tiers
+from tff_partial.data import splits
 from tff_partial.model import keras_models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -148,3 +150,25 @@ def test_small_gradients_do_not_vanish():
   output = planted.run(process, planted.cohort_of(process, {'one': examples}))
   (kernel,) = planted.global_weights(process, output.state).values()
   np.testing.assert_allclose(kernel, [[2e-8]], rtol=0.01)
+
+
+@pytest.mark.slow
+def test_exact_solves_see_gradients_of_the_loss_itself():
+  """A ridge that gradients 1,024 times as large would outweigh."""
+
+  def build() -> tf.keras.Model:
+    x = keras.Input([1])
+    shared = keras.layers.Dense(1, kernel_initializer='ones', name='shared')
+    own = keras.layers.Dense(1, use_bias=False, name='own')
+    return keras.Model(x, own(shared(x)))
+
+  model = keras_models.from_keras(build, local='own', loss='mse')
+  measuring = algorithms.build_fed_recon_eval(
+    model, reconstruction_optimizer=Exact(ridge=5.0), split=splits.same()
+  )
+  x = np.array([[1.0], [2.0]], np.float32)
+  (client,) = planted.cohort_of(measuring, {'a': {'x': x, 'y': x}})
+  first = model.initial_weights(tiers.GLOBAL, [0, 0])
+  found = measuring.personalise(planted.as_model_weights(first), {}, client)
+  # Of squares that sum up to 5, beside a ridge of 5.
+  np.testing.assert_allclose(found['own/kernel'], [[0.5]], rtol=0.01)
