@@ -126,6 +126,18 @@ def test_averages_are_those_of_all_examples(server: str) -> None:
 
 
 @pytest.mark.slow
+def test_no_variance_is_negative_where_the_mean_is_large() -> None:
+  """Of 1e10 float32 has no digits left for a variance of 4."""
+  process = algorithms.build_fed_avg(_model())
+  clients = {name: _fields(8) for name in 'abc'}
+  for fields in clients.values():
+    fields['x'] += 1e5
+  found, _ = _round(process, clients)
+  assert (found['first/moving_mean'] > 4e4).all()
+  assert (found['first/moving_variance'] >= 0).all()
+
+
+@pytest.mark.slow
 def test_evaluation_and_users_have_them() -> None:
   model = _model()
   process = algorithms.build_fed_avg(model)

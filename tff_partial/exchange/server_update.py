@@ -250,6 +250,8 @@ def averaged_states(
         named[name] = weights.trainable[tier][name] - moved[name]
         if name in model.variances:
           named[name] -= tf.square(moved[model.variances[name]])
+          # Beside a mean that moved far, rounding could make it negative.
+          named[name] = tf.maximum(named[name], 0.0)
     return new
 
   return average
