@@ -39,6 +39,7 @@ _NOISED = privacy.private_mean(
 _REFUSED = {
   'fed_att': 'FedAtt divides by the sum of attentions, which a private',
   'fed_dbe': "statistic 'features': clients would send it exactly, beside",
+  'furl, averaged statistics': "state='averaged': .* would be clipped and",
   'hpfl': "statistic 'public': clients would send it exactly, beside",
   'ifca': 'members',
   'scaffold': "statistic 'control': clients would send it exactly, beside",
