@@ -64,8 +64,7 @@ class Confusion:
     """Rename and sort groups: each sub-population gets at most one.
 
     The assignment with the most users on the diagonal is chosen. Groups that
-    no sub-population gets keep their names, with a question mark, and come
-    last.
+    none gets keep their names, with a question mark, and come last.
     """
     rows, columns = optimize.linear_sum_assignment(-self.counts)
     rest = [j for j in range(len(self.groups)) if j not in columns]
