@@ -129,6 +129,21 @@ def test_objective_and_metrics_are_those_of_keras(form: str) -> None:
   assert measured['loss'] != pytest.approx(result.train['loss'], rel=1e-3)
 
 
+@pytest.mark.slow
+def test_one_head_is_private_and_one_shared() -> None:
+  model = _model(local='own')
+  process = algorithms.build_fed_recon(model)
+  data = tff_partial.pack(
+    {name: {'x': _X, 'y': _Y} for name in 'ab'}, process.example_spec
+  )
+  result = tff_partial.train(process, data, rounds=2, clients_per_round=2)
+  found = tff_partial.personalise(result, data, 'a').predict(_X, verbose=0)
+  assert found['rating'].shape == (_COUNT, 2)
+  assert found['genre'].shape == (_COUNT, 3)
+  shared = process.get_model_weights(process.initialize()).trainable
+  assert 'own/kernel' not in shared['global']
+
+
 def test_labels_lie_within_their_classes() -> None:
   model = _model()
   assert 'y.genre: int32 [], 0 to 2' in repr(model.example_spec)
