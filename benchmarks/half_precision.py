@@ -9,13 +9,13 @@ Over three seeds, of the images and of the first weights.
 """
 
 import csv
-import gzip
 import pathlib
 import sys
 
 import numpy as np
 import tensorflow as tf
 
+from tasks.files import idx_files
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import Phase
@@ -27,11 +27,14 @@ POLICIES = ('float32', 'mixed_bfloat16', 'mixed_float16')
 
 def read(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
   """Read the training images, and their classes."""
-  with gzip.open(folder / 'train-images-idx3-ubyte.gz') as file:
-    x = np.frombuffer(file.read(), np.uint8, offset=16)
-  with gzip.open(folder / 'train-labels-idx1-ubyte.gz') as file:
-    y = np.frombuffer(file.read(), np.uint8, offset=8)
-  return x.reshape([-1, 28, 28, 1]), y.astype(np.int32)
+  x, y = (
+    idx_files.read(folder, f'train-{name}', shape, np.uint8, 'Fetch it.')
+    for name, shape in (
+      ('images-idx3-ubyte', [60_000, 28, 28]),
+      ('labels-idx1-ubyte', [60_000]),
+    )
+  )
+  return x[..., np.newaxis], y.astype(np.int32)
 
 
 def build() -> tf.keras.Model:

@@ -160,9 +160,12 @@ def test_an_evaluation_says_how_to_personalise_instead(recon, clients, model):
 
 
 @pytest.mark.slow
-def test_who_has_nothing_of_its_own_is_told_so(clients):
+@pytest.mark.parametrize(
+  'build', [algorithms.build_fed_avg, algorithms.build_fed_per]
+)
+def test_who_has_nothing_of_its_own_is_told_so(clients, build):
   model = tff_partial.from_keras(_build, loss='mse')
-  process = algorithms.build_fed_avg(model)
+  process = build(model)
   result = tff_partial.train(process, clients, rounds=1, clients_per_round=2)
   with pytest.raises(ProgramError, match='would have the same model'):
     tff_partial.personalise(result, clients, 'u3')
@@ -173,6 +176,22 @@ def test_who_has_nothing_of_its_own_is_told_so(clients):
   assert np.any(
     _predicted(tuned) != _predicted(model.to_keras(result.best_weights))
   )
+
+
+@pytest.mark.slow
+def test_shares_are_a_clients_own_without_local_weights(clients):
+  model = tff_partial.from_keras(_build, loss='mse')
+  process = algorithms.build_fed_ala(
+    model,
+    adaptation=tff_partial.Phase(optimizer=tff_partial.sgd(1e3)),
+    training=tff_partial.Phase(optimizer=tff_partial.sgd(_RATE)),
+  )
+  result = tff_partial.train(process, clients, rounds=2, clients_per_round=6)
+  one, other = (
+    _predicted(tff_partial.personalise(result, clients, user))
+    for user in ('u0', 'u1')
+  )
+  assert np.any(one != other)
 
 
 def test_a_client_may_be_named_by_a_number(recon):

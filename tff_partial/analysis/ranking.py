@@ -59,10 +59,10 @@ def degree_of_agreement(
   h_ak > h_bk. So pairs with equal h do not count. Pairs with equal g count one
   half by default, so that an uninformative h gets one half; the paper's
   indicator counts them as disagreeing, `tie=0`, which costs much if answers
-  have few values. The printed
-  factor |U_c1| |U_c2| / sum I turns a mean over all pairs into one over those
-  who both answered, which a ratio of counts is already. The printed mean
-  divides by all attributes; here those without a pair are left out.
+  have few values. The printed factor |U_c1| |U_c2| / sum I turns a mean over
+  all pairs into one over those who both answered, which a ratio of counts is
+  already. The printed mean divides by all attributes; here those without a pair
+  are left out.
 
   Args:
     hidden: h, floats `[users, attributes]`, all finite.

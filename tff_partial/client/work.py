@@ -16,10 +16,11 @@ from tff_partial.solvers.exact import ExactError
 
 
 def _own_part(
-  phase: phases.Phase, on: splits.Part, rounds: int
+  phase: phases.Phase, model: models.PartialModel, rounds: int
 ) -> phases.Phase | None:
   """Return a phase limited to tiers that stay with the client, or None."""
-  train = tuple(t for t in phase.train if t in tiers.CLIENTS)
+  absent = {tiers.LOCAL} - {*model.tiers}  # Others are the algorithm's.
+  train = tuple(t for t in phase.train if t in {*tiers.CLIENTS} - absent)
   if not train:
     return None
   epochs = phase.epochs
@@ -31,7 +32,7 @@ def _own_part(
   return dataclasses.replace(
     phase,
     train=train,
-    on=on,
+    on=splits.everything(),
     epochs=epochs,
     rate_factor=factor,
     slots=phases.RESET,
@@ -39,30 +40,33 @@ def _own_part(
   )
 
 
-def personal_phases(work: phases.Work, rounds: int) -> list[phases.Part]:
+def personal_phases(
+  work: phases.Work, model: models.PartialModel, rounds: int
+) -> list[phases.Part]:
   """Return the part of a client's work that trains its own tiers.
 
   The phases use all of the client's examples.
 
   Args:
     work: A client's work in a round.
+    model: The model.
     rounds: Number of completed rounds, for epochs and rates that depend on it.
 
   Returns:
     The phases, limited to tiers that stay with the client, the choice of its
     group and computed values for that; empty if there are none.
   """
-  on = splits.everything()
   found: list[phases.Part] = []
   chooses = any(isinstance(part, groups.Assign) for part in work)
   for part in work:
     if isinstance(part, contexts.OverwriteWeights):
       continue  # It depends on what a round brings.
     if not isinstance(part, phases.Phase | phases.Interleaved):
-      found += [part._replace(on=on)] if chooses else []
+      found += [part._replace(on=splits.everything())] if chooses else []
       continue
     turns = [
-      _own_part(phase, on, rounds) for phase in phases.interleaved_phases(part)
+      _own_part(phase, model, rounds)
+      for phase in phases.interleaved_phases(part)
     ]
     kept = tuple(phase for phase in turns if phase is not None)
     if kept:

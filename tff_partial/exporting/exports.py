@@ -276,7 +276,7 @@ def _of_process(
       'reconstruction: the epochs of the process follow the rounds, or its '
       'rates do. Give the result of `train`, which says how many were done.'
     )
-  own = work_lib.personal_phases(work.work, rounds or 0)
+  own = work_lib.personal_phases(work.work, process.model, rounds or 0)
   others = {tier for phase in phases.all_phases(own) for tier in phase.train}
   others -= {tiers.LOCAL}
   if others or not own:

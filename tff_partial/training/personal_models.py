@@ -302,13 +302,8 @@ def _at_home(
       group.
   """
   work = process.work
-  own = work_lib.personal_phases(work.work, rounds) if work is not None else []
-  held = {*process.model.tiers, tiers.PERSONAL}
-  own = [
-    part
-    for part in own
-    if not isinstance(part, phases.Phase) or held & set(part.train)
-  ]
+  phases_of = work_lib.personal_phases
+  own = phases_of(work.work, process.model, rounds) if work is not None else []
   if not own or work is None:
     raise ProgramError(
       "The process trains nothing that is a client's own, so that all clients "
