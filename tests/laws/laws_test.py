@@ -140,6 +140,19 @@ def _fed_embed(name: str, of_local: Any, exact: bool = True) -> Row:
   )
 
 
+def _furl_of(what: str, wrap: Any, training: Phase, exact: bool = True) -> Row:
+  """FURL of another model than `planted`'s."""
+  return Row(
+    f'furl, {what}',
+    {'training': training},
+    algorithms.build_furl_eval,
+    local=True,
+    personal=True,
+    exact=exact,
+    wrap=wrap,
+  )
+
+
 def _brought(
   model: models.PartialModel, kind: str, **options: Any
 ) -> models.PartialModel:
@@ -242,23 +255,16 @@ ROWS = [
     personal=True,
     wrap=tff_partial.learn_first_values,
   ),
-  Row(
-    'furl, low-rank adapters of items',
-    {'training': Phase(optimizer=sgd(0.1), epochs=10, shuffle=True)},
-    algorithms.build_furl_eval,
-    local=True,
-    personal=True,
-    wrap=lambda model: tff_partial.add_lora(
+  _furl_of(
+    'low-rank adapters of items',
+    lambda model: tff_partial.add_lora(
       model, 4, where='items', alpha=1.0, b=tiers.LOCAL
     ),
+    Phase(optimizer=sgd(0.1), epochs=10, shuffle=True),
   ),
-  Row(
-    'furl, two adapters',
-    {'training': Phase(optimizer=sgd(0.04), epochs=10, shuffle=True)},
-    algorithms.build_furl_eval,
-    local=True,
-    personal=True,
-    wrap=lambda model: tff_partial.add_lora(
+  _furl_of(
+    'two adapters',
+    lambda model: tff_partial.add_lora(
       tff_partial.add_lora(model, 2, where='items'),
       2,
       where='items',
@@ -266,6 +272,7 @@ ROWS = [
       b=tiers.LOCAL,
       name='own',
     ),
+    Phase(optimizer=sgd(0.04), epochs=10, shuffle=True),
   ),
   Row(
     'fed_recon, adapters that are rebuilt',
@@ -305,25 +312,19 @@ ROWS = [
     ),
   ),
   *(
-    Row(
-      f'furl, {kind}',
-      {'training': dataclasses.replace(_TRAINING, optimizer=sgd(0.05))},
-      algorithms.build_furl_eval,
-      local=True,
-      personal=True,
-      wrap=functools.partial(_brought, kind=kind),
+    _furl_of(
+      kind,
+      functools.partial(_brought, kind=kind),
+      dataclasses.replace(_TRAINING, optimizer=sgd(0.05)),
     )
     for kind in ('strings', 'texts', 'outputs', 'mixed_bfloat16')
   ),
   *(
-    Row(
-      f'furl, {state} statistics',
-      {'training': Phase(optimizer=sgd(0.2), epochs=10, shuffle=True)},
-      algorithms.build_furl_eval,
-      local=True,
-      personal=True,
+    _furl_of(
+      f'{state} statistics',
+      functools.partial(_brought, kind='normalized', state=state),
+      Phase(optimizer=sgd(0.2), epochs=10, shuffle=True),
       exact=False,
-      wrap=functools.partial(_brought, kind='normalized', state=state),
     )
     for state in ('averaged', 'local')
   ),

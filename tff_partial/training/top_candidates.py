@@ -132,17 +132,15 @@ def _text(value: Any) -> str:
 
 def _output(found: Any, output: str | int | None) -> Any:
   """Return the output to rank by."""
-  if isinstance(found, np.ndarray) and output is None:
-    return found
-  known: list[Any] = list(
-    found if isinstance(found, Mapping) else range(len(found))
-  )
-  if isinstance(found, np.ndarray) or output not in known:
-    has = 'one output' if isinstance(found, np.ndarray) else f'outputs {known}'
+  outputs: dict[Any, Any] = {None: found}
+  if not isinstance(found, np.ndarray):
+    outputs = dict(found if isinstance(found, Mapping) else enumerate(found))
+  if output not in outputs:
+    has = 'one output' if None in outputs else f'outputs {list(outputs)}'
     raise ProgramError(
       f'top_n: output={output!r}: the model has {has}. Name one of several.'
     )
-  return found[output]
+  return outputs[output]
 
 
 def _inputs(
@@ -152,7 +150,7 @@ def _inputs(
 ) -> Any:
   """Return the model's inputs for some candidates."""
   if not context:
-    return _fed(candidates)
+    return _as_input(candidates)
   names = list(keras_model.input_names)
   free = [name for name in names if name not in context]
   if len(free) != 1 or set(context) - set(names):
@@ -161,12 +159,14 @@ def _inputs(
       'all but that of the candidates are to be given.'
     )
   repeated = {
-    name: _fed(np.repeat(np.asarray(value)[np.newaxis], len(candidates), 0))
+    name: _as_input(
+      np.repeat(np.asarray(value)[np.newaxis], len(candidates), 0)
+    )
     for name, value in context.items()
   }
-  return {free[0]: _fed(candidates), **repeated}
+  return {free[0]: _as_input(candidates), **repeated}
 
 
-def _fed(array: np.ndarray) -> Any:
+def _as_input(array: np.ndarray) -> Any:
   """Return an array as either Keras takes it: Keras 3, strings as tensors."""
   return tf.constant(array) if array.dtype.kind in 'OSU' else array

@@ -330,7 +330,7 @@ class Hyperparameters(Options):
 
   laplace_clip: float = detail(
     1.0,
-    'L1 norm to which fed_noise clips; a hundredth of it is the noise.',
+    'L1 norm to which fed_noise clips; its noise has a hundredth as scale.',
     at_least=0,
   )
   unobserved_weight: float = detail(
