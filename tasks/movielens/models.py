@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tff_partial.templates import rating_posteriors
 
 # Names of the user's local layers, for `from_keras`.
@@ -47,7 +46,7 @@ def build_matrix_factorization(
     unit: Scale of vectors and biases before `mean` is added, for ratings on
       another scale than stars.
     l2: Adds `l2` times the sum of squares of the user's vector and bias to the
-      loss of each batch.
+      loss of each batch; of a table, the mean of all users' sums.
     initial_scale: Vectors begin uniform between plus and minus this.
     num_users: Number of rows of a table of all users, which then replaces the
     num_users: Number of rows of a table of all users, which then replaces the
@@ -57,15 +56,8 @@ def build_matrix_factorization(
   Returns:
     A functional model with the layers item_embedding, user_embedding and, if
     there are biases, item_bias and user_bias.
-
-  Raises:
-    OptionError: If a table of users would be regularized as a whole.
   """
-  if l2 and num_users is not None:
-    raise OptionError(
-      f'l2={l2}: a table of all users would be regularized as a whole in each '
-      "step of each user. Leave l2 at 0, or let users' vectors be their own."
-    )
+  user_penalty = _penalty(l2 / (num_users or 1))
   layers = tf.keras.layers
   item_ids = inputs = layers.Input(shape=(), dtype=tf.int32, name=ITEM)
   user_ids = None
@@ -73,11 +65,14 @@ def build_matrix_factorization(
     user_ids = layers.Input(shape=(), dtype=tf.int32, name=USER)
     inputs = {ITEM: item_ids, USER: user_ids}
 
-  def vectors(number: int | None, ids: Any, whose: str) -> Any:
+  def vectors(
+    number: int | None, ids: Any, whose: str, penalty: Any = None
+  ) -> Any:
     return layers.Embedding(
       number,
       num_factors,
       embeddings_initializer=_uniform(initial_scale),
+      embeddings_regularizer=penalty,
       name=f'{whose}_embedding',
     )(ids)
 
@@ -85,11 +80,11 @@ def build_matrix_factorization(
   if user_ids is None:
     ratings = UserEmbedding(
       initializer=_uniform(initial_scale),
-      regularizer=_penalty(l2),
+      regularizer=user_penalty,
       name='user_embedding',
     )(item_vectors)
   else:
-    user_vectors = vectors(num_users, user_ids, 'user')
+    user_vectors = vectors(num_users, user_ids, 'user', user_penalty)
     ratings = layers.Reshape((), name='ratings')(
       layers.Dot(1, name='products')([item_vectors, user_vectors])
     )
@@ -97,19 +92,25 @@ def build_matrix_factorization(
     item_biases = _biases(num_items, item_ids, 'item')
     ratings = layers.Add(name='with_item_bias')([ratings, item_biases])
     if user_ids is None:
-      ratings = UserBias(regularizer=_penalty(l2), name='user_bias')(ratings)
+      ratings = UserBias(regularizer=user_penalty, name='user_bias')(ratings)
     else:
-      user_biases = _biases(num_users, user_ids, 'user')
+      user_biases = _biases(num_users, user_ids, 'user', user_penalty)
       ratings = layers.Add(name='with_user_bias')([ratings, user_biases])
   if mean or unit != 1.0:
     ratings = layers.Rescaling(unit, offset=mean, name='with_mean')(ratings)
   return tf.keras.Model(inputs, ratings, name='matrix_factorization')
 
 
-def _biases(number: int | None, ids: Any, whose: str) -> Any:
+def _biases(
+  number: int | None, ids: Any, whose: str, penalty: Any = None
+) -> Any:
   """Look up a bias for each id, initially zero."""
   found = tf.keras.layers.Embedding(
-    number, 1, embeddings_initializer='zeros', name=f'{whose}_bias'
+    number,
+    1,
+    embeddings_initializer='zeros',
+    embeddings_regularizer=penalty,
+    name=f'{whose}_bias',
   )(ids)
   return tf.keras.layers.Reshape((), name=f'{whose}_bias_without_axis')(found)
 

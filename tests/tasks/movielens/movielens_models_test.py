@@ -112,6 +112,12 @@ def test_penalties_are_sums_of_squares():
   expected = 0.5 * (14 + 16)
   assert sum(model.losses).numpy() == pytest.approx(expected)
 
+  # Of a table, the mean over the users.
+  model = _build(l2=0.5, biases=True, num_users=2)
+  _set(model, user_embedding=[user, [2, 0, 0]], user_bias=[[4], [1]])
+  expected = 0.5 * ((14 + 16) + (4 + 1)) / 2
+  assert sum(model.losses).numpy() == pytest.approx(expected)
+
 
 def test_models_can_be_saved(tmp_path):
   model = _build(biases=True, mean=3.5, l2=0.1)
