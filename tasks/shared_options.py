@@ -28,9 +28,9 @@ def _shared(flag: str, text: str, **limits: Any) -> Callable[..., Any]:
 data_set = _shared(
   'data_set',
   'Which data: ml-1m, ml-100k or another edition of MovieLens, by default the '
-  'one in --data_dir; mnist, federated_emnist or femnist; for next_word '
-  'lean_chat, subreddit, stackoverflow, shakespeare, or a file or folder of '
-  'JSON lines with the fields author, time and text.',
+  'one in --data_dir; mnist, fashion_mnist, federated_emnist or femnist; for '
+  'next_word lean_chat, subreddit, stackoverflow, shakespeare, or a file or '
+  'folder of JSON lines with the fields author, time and text.',
 )
 protocol = _shared(
   'protocol',
@@ -56,9 +56,9 @@ min_examples = _shared(
 )
 model = _shared(
   'model',
-  'The model: of emnist linear, dense with one hidden layer, or cnn; of '
-  'next_word lstm or transformer; of assist and movielens_hpfl GUM, NCD, NCF, '
-  'or biases alone.',
+  'The model: of emnist linear, dense with one hidden layer, cnn, or '
+  'fed_avg_cnn; of next_word lstm or transformer; of assist and movielens_hpfl '
+  'GUM, NCD, NCF, or biases alone.',
 )
 num_factors = _shared(
   'num_factors', 'Length of item and user vectors.', at_least=1

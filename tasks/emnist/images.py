@@ -1,8 +1,8 @@
-"""Sources of handwritten digits and letters.
+"""Sources of handwritten digits and letters, and of pictures of clothes.
 
-MNIST in its original idx files, with the writers of QMNIST; TFF's federated
-EMNIST; FEMNIST as LEAF writes it; and the 1,797 small digits that come with
-scikit-learn, which need no file.
+MNIST in its original idx files, with the writers of QMNIST, and Fashion-MNIST
+in the same; TFF's federated EMNIST; FEMNIST as LEAF writes it; and the 1,797
+small digits that come with scikit-learn, which need no file.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from tasks.emnist.options import FASHION
+from tasks.emnist.options import MNIST
 from tasks.errors import DataError
 from tasks.files import idx_files
 from tasks.images import Images
 from tff_partial.data import client_forms
 
 FOLDER = 'emnist'
+_FILES = {MNIST: ('MNIST', FOLDER), FASHION: ('Fashion-MNIST', FASHION)}
 LEAF_FOLDER = 'femnist'
 
 _SIDE = 28
@@ -30,9 +33,9 @@ _MNIST_PARTS = {'train': ('train', 60_000), 'test': ('t10k', 10_000)}
 _LABEL, _WRITER = 0, 2
 _QMNIST_COLUMNS = 8
 
-REMEDY_NO_DATA = (
-  'Fetch the four original files of MNIST (train-images-idx3-ubyte.gz and so '
-  f'on) by hand and put them into the folder {FOLDER!r} below --data_dir or '
+_NO_DATA = (
+  'Fetch the four original files of {name} (train-images-idx3-ubyte.gz and so '
+  'on) by hand and put them into the folder {folder!r} below --data_dir or '
   '$TFF_PARTIAL_DATA_DIR, or use --data=synthetic, the small digits of '
   'scikit-learn, which need no files.'
 )
@@ -58,14 +61,17 @@ def load_digits() -> Images:
 
 def load_mnist(
   data_dir: str | os.PathLike[str] | None,
+  edition: str = MNIST,
   *,
   test: bool = False,
   writers: bool = False,
 ) -> Images:
-  """Read MNIST from its original files, gzipped or not.
+  """Read MNIST or Fashion-MNIST from its original files, gzipped or not.
 
   Args:
-    data_dir: Holds the folder `emnist` with the files, or is it.
+    data_dir: Holds a folder with the files, `emnist` of MNIST and else
+      `fashion_mnist`, or is it.
+    edition: MNIST or FASHION.
     test: True to append the 10,000 test images to the 60,000 training ones.
     writers: True to read the writers of QMNIST, too, whose rows correspond to
       those of MNIST.
@@ -74,17 +80,19 @@ def load_mnist(
     DataError: If a file is missing or damaged, or the files do not belong
       together.
   """
+  name, below = _FILES[edition]
+  remedy = _NO_DATA.format(name=name, folder=below)
   if not data_dir:
-    raise DataError(f'MNIST: no data folder is named. {REMEDY_NO_DATA}')
+    raise DataError(f'{name}: no data folder is named. {remedy}')
   folder = pathlib.Path(os.path.expanduser(data_dir))
-  if (folder / FOLDER).is_dir():
-    folder = folder / FOLDER
+  if (folder / below).is_dir():
+    folder = folder / below
   parts = ['train', 'test'] if test else ['train']
   pixels, labels, written_by = zip(
-    *(_read_part(folder, part, writers) for part in parts), strict=True
+    *(_read_part(folder, part, writers, remedy) for part in parts), strict=True
   )
   return Images(
-    'mnist',
+    edition,
     np.concatenate(pixels),
     np.concatenate(labels),
     num_classes=10,
@@ -94,24 +102,24 @@ def load_mnist(
 
 
 def _read_part(
-  folder: pathlib.Path, part: str, writers: bool
+  folder: pathlib.Path, part: str, writers: bool, remedy: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-  """Read pixels, labels and perhaps writers of one part of MNIST."""
+  """Read pixels, labels and perhaps writers of one part."""
   prefix, number = _MNIST_PARTS[part]
   pixels = idx_files.read(
     folder,
     f'{prefix}-images-idx3-ubyte',
     [number, _SIDE, _SIDE],
     np.uint8,
-    REMEDY_NO_DATA,
+    remedy,
   )
   labels = idx_files.read(
-    folder, f'{prefix}-labels-idx1-ubyte', [number], np.uint8, REMEDY_NO_DATA
+    folder, f'{prefix}-labels-idx1-ubyte', [number], np.uint8, remedy
   ).astype(np.int32)
   if labels.max() > 9:
     raise DataError(
       f'{folder / prefix}-labels-idx1-ubyte: label {labels.max()} of image '
-      f'{labels.argmax()} is no digit. {REMEDY_NO_DATA}'
+      f'{labels.argmax()} is no digit. {remedy}'
     )
   if not writers:
     return pixels, labels, None

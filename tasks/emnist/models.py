@@ -13,8 +13,10 @@ import tensorflow as tf
 
 from tasks.emnist.options import CNN as CNN
 from tasks.emnist.options import DENSE as DENSE
+from tasks.emnist.options import FED_AVG_CNN as FED_AVG_CNN
 from tasks.emnist.options import LINEAR as LINEAR
 from tasks.emnist.options import MODELS as MODELS
+from tasks.errors import OptionError
 from tasks.images import HEAD
 from tasks.images import scaled_input
 from tasks.task import FEATURES
@@ -40,12 +42,21 @@ def build_classifier(
     kind: LINEAR is multinomial logistic regression; DENSE has one hidden layer
       of rectified units (both as in pFedMe's experiments); CNN two
       convolutions of 32 and 64 filters, a pool of 2 x 2 and a dense layer of
-      128.
+      128; FED_AVG_CNN is PFLlib's, with convolutions of 5 x 5, a pool after
+      each, and a dense layer of 512.
     shape: Height and width of an image.
     num_classes: Number of characters.
     ink: The value of full ink.
     hidden: Units of DENSE's hidden layer, named `hidden`.
+
+  Raises:
+    OptionError: If images are too small for FED_AVG_CNN.
   """
+  if kind == FED_AVG_CNN and min(shape) < 16:
+    raise OptionError(
+      f'--model={kind}: images of {shape[0]} x {shape[1]} are too small for '
+      'its convolutions and pools, which need 16 x 16. Choose cnn.'
+    )
   layers = tf.keras.layers
   flat: list[tf.keras.layers.Layer] = [layers.Flatten(name='flatten')]
   bodies: dict[str, Callable[[], list[tf.keras.layers.Layer]]] = {
@@ -60,6 +71,14 @@ def build_classifier(
       layers.MaxPool2D(2, name='pool'),
       *flat,
       layers.Dense(128, activation='relu', name='hidden'),
+    ],
+    FED_AVG_CNN: lambda: [
+      layers.Conv2D(32, 5, activation='relu', name='convolution_1'),
+      layers.MaxPool2D(2, name='pool_1'),
+      layers.Conv2D(64, 5, activation='relu', name='convolution_2'),
+      layers.MaxPool2D(2, name='pool_2'),
+      *flat,
+      layers.Dense(512, activation='relu', name='hidden'),
     ],
   }
   images, values = scaled_input(shape, ink)

@@ -5,17 +5,19 @@ from typing import ClassVar
 
 from tasks import shared_options as shared
 from tasks.errors import OptionError
+from tasks.options import detail
 from tasks.options import option
 from tasks.shared_options import SEEN
 from tasks.shared_options import TaskOptions
 
 NAME = 'emnist'
-LABELS, WRITERS = 'labels', 'writers'
-PARTITIONS = (LABELS, WRITERS)
-MNIST, FEDERATED, FEMNIST = 'mnist', 'federated_emnist', 'femnist'
-EDITIONS = (MNIST, FEDERATED, FEMNIST)
-LINEAR, DENSE, CNN = 'linear', 'dense', 'cnn'
-MODELS = (LINEAR, DENSE, CNN)
+LABELS, DIRICHLET, WRITERS = 'labels', 'dirichlet', 'writers'
+PARTITIONS = (LABELS, DIRICHLET, WRITERS)
+MNIST, FASHION = 'mnist', 'fashion_mnist'
+FEDERATED, FEMNIST = 'federated_emnist', 'femnist'
+EDITIONS = (MNIST, FASHION, FEDERATED, FEMNIST)
+LINEAR, DENSE, CNN, FED_AVG_CNN = 'linear', 'dense', 'cnn', 'fed_avg_cnn'
+MODELS = (LINEAR, DENSE, CNN, FED_AVG_CNN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +31,12 @@ class EmnistOptions(TaskOptions):
   edition: str = shared.data_set(MNIST, choices=EDITIONS)
   partition: str = option(
     LABELS,
-    'Whether users hold a few labels each, or what they wrote.',
+    'Whether users hold two labels each, shares of each label from a Dirichlet '
+    'distribution, or what they wrote.',
     choices=PARTITIONS,
+  )
+  alpha: float = detail(
+    0.1, 'Concentration of that distribution: small if users differ.'
   )
   protocol: str = shared.protocol(SEEN)
   num_users: int = shared.users(20)

@@ -1,10 +1,12 @@
 """The EMNIST task: classification of characters by personalised models.
 
-Users differ in one of two ways. `labels`: users hold a few labels each (MNIST
-over 20 users of two labels, as in the experiments of pFedMe). `writers`: users
-are the writers (MNIST with the writers of QMNIST, TFF's federated EMNIST, or
-FEMNIST). Users are measured on images that they did not train with, or, under
-the protocol `unseen`, are writers who did not take part at all.
+Users differ in one of three ways. `labels`: users hold two labels each (MNIST
+over 20 users of two labels, as in the experiments of pFedMe). `dirichlet`: each
+label is divided by shares from a Dirichlet distribution, as in PFLlib.
+`writers`: users are the writers (MNIST with the writers of QMNIST, TFF's
+federated EMNIST, or FEMNIST). Users are measured on images that they did not
+train with, or, under the protocol `unseen`, are writers who did not take part
+at all.
 """
 
 import functools
@@ -15,7 +17,9 @@ import numpy as np
 from tasks import images as images_lib
 from tasks.emnist import images as emnist_images
 from tasks.emnist import models as emnist_models
+from tasks.emnist.options import DIRICHLET
 from tasks.emnist.options import EmnistOptions
+from tasks.emnist.options import FEDERATED
 from tasks.emnist.options import FEMNIST
 from tasks.emnist.options import LABELS
 from tasks.emnist.options import MNIST
@@ -40,7 +44,7 @@ from tff_partial.model import models
 # images, so these come out of the other three quarters.
 _OF_IMAGES = {TRAIN: 0.65, VALIDATION: 0.1, TEST: 0.25}
 _OF_USERS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
-# Minimum number of images of each of a user's labels.
+# Minimum number of images of a user, and of each label that it holds.
 _LEAST = 10
 # The user's part by default: the last layer. Logistic regression has no other
 # layer, so there it is the biases, which learn how frequent each label is.
@@ -48,6 +52,7 @@ _OWN = {
   emnist_models.LINEAR: f'{images_lib.HEAD}/bias',
   emnist_models.DENSE: images_lib.HEAD,
   emnist_models.CNN: images_lib.HEAD,
+  emnist_models.FED_AVG_CNN: images_lib.HEAD,
 }
 
 
@@ -169,10 +174,18 @@ def _hold(
       min_examples=_LEAST,
       seed=seed,
     )
+  if options.partition == DIRICHLET:
+    return partitions.dirichlet(
+      images.labels,
+      options.num_users,
+      options.alpha,
+      min_examples=_LEAST,
+      seed=seed,
+    )
   if images.writers is None:
     raise OptionError(
       f'partition: it is unknown who wrote the images of {images.name!r}. Use '
-      'the partition labels, or --data=real.'
+      'the partition labels or dirichlet, or --data=real with mnist.'
     )
   return partitions.by_owner(images.writers, seed=seed)
 
@@ -188,7 +201,7 @@ def load(
   del release
   if data.is_synthetic:
     return Emnist(emnist_images.load_digits(), options, seed)
-  if options.edition != MNIST:
+  if options.edition in (FEDERATED, FEMNIST):
     letters = options.edition == FEMNIST
     found = emnist_images.load_leaf(data.data_dir) if letters else None
     if found is None and not data.download:
@@ -207,8 +220,8 @@ def load(
       seed,
     )
   # The test images are by other writers, with few images each.
-  by_writer = options.partition == WRITERS
+  by_writer = (options.edition, options.partition) == (MNIST, WRITERS)
   images = emnist_images.load_mnist(
-    data.data_dir, test=not by_writer, writers=by_writer
+    data.data_dir, options.edition, test=not by_writer, writers=by_writer
   )
   return Emnist(images, options, seed)

@@ -64,6 +64,21 @@ def test_counts_are_those_of_the_clients(task):
   assert task.clients('train', spec).num_examples == counts['train']['images']
 
 
+def test_labels_are_divided_by_a_dirichlet_distribution():
+  sizes = []
+  for alpha in (0.1, 100.0):
+    parts = _load(partition='dirichlet', alpha=alpha)._parts.values()
+    held = [
+      np.concatenate(mine)
+      for mine in zip(*map(dict.values, parts), strict=True)
+    ]
+    assert sorted(np.concatenate(held)) == list(range(1797))
+    sizes.append([len(mine) for mine in held])
+  # Users hold unlike numbers of images, the more so the smaller alpha is.
+  assert min(sizes[0]) >= 10
+  assert np.std(sizes[0]) > 4 * np.std(sizes[1])
+
+
 def test_each_user_has_an_attribute(task):
   attributes = task.attributes
   assert attributes['0003'] in ('3', '4')
@@ -140,6 +155,14 @@ def test_heads_of_their_own_learn(task):
 def test_impossible_options_are_refused(options, expected):
   with pytest.raises(OptionError, match=expected):
     emnist.EmnistOptions(**options)
+
+
+def test_small_digits_have_no_large_convolutions():
+  with pytest.raises(OptionError, match='--model=fed_avg_cnn: images of 8 x 8'):
+    _load(model='fed_avg_cnn').model_with('own')
+  model = emnist_models.build_classifier('fed_avg_cnn', (28, 28), 10, 255)
+  # As many as PFLlib's FedAvgCNN has for one channel.
+  assert model.count_params() == 582_026
 
 
 def test_digits_without_writers_are_refused():

@@ -101,6 +101,13 @@ def test_mnist_is_read_from_its_folder(tmp_path):
   images = emnist_images.load_mnist(tmp_path, test=True, writers=True)
   assert len(images) == 70_000
   assert images.writers.tolist()[99:101] == [0, 1]
+  # Clothes are in files of the same names, in a folder of their own.
+  (tmp_path / 'emnist').rename(tmp_path / 'fashion_mnist')
+  images = emnist_images.load_mnist(tmp_path, 'fashion_mnist')
+  assert (images.name, len(images)) == ('fashion_mnist', 60_000)
+  (tmp_path / 'fashion_mnist' / 'train-images-idx3-ubyte').unlink()
+  with pytest.raises(DataError, match="of Fashion-MNIST .* 'fashion_mnist'"):
+    emnist_images.load_mnist(tmp_path, 'fashion_mnist')
 
 
 def test_files_of_different_data_are_refused(tmp_path):
