@@ -102,6 +102,8 @@ class Sentences:
     lexicon: Maps fingerprints to words.
     max_tokens: Maximum number of tokens of a sentence.
     left_out: Number of sentences left out, by reason.
+    ends: `[authors]`: `of_user` and `batches` leave out an author's sentences
+      from this one on; None for no sentence.
   """
 
   name: str
@@ -113,6 +115,7 @@ class Sentences:
   lexicon: Lexicon
   max_tokens: int
   left_out: Mapping[str, int]
+  ends: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.time)
@@ -138,8 +141,9 @@ class Sentences:
     return self.tokens[offsets[0] : offsets[-1]], np.diff(offsets)
 
   def of_user(self, user: int) -> np.ndarray:
-    """Return the tokens of all sentences of one author, uint64 `[tokens]`."""
-    return self.between(self.bounds[user], self.bounds[user + 1])[0]
+    """Return the tokens of one author, up to `ends`, uint64 `[tokens]`."""
+    ends = self.bounds[1:] if self.ends is None else self.ends
+    return self.between(self.bounds[user], ends[user])[0]
 
   def batches(self, users: Iterable[int]) -> Iterator[np.ndarray]:
     """Yield the tokens of some authors at a time.

@@ -10,6 +10,7 @@ sentences with authors can replace it.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 from typing import Any
 
@@ -89,9 +90,12 @@ class NextWord(Task):
       if options.protocol == SEEN
       else parts_lib.divide_users(sentences, seed=seed)
     )
-    self._training_users = self.parts[TRAIN].users
+    training = self.parts[TRAIN]
+    ends = sentences.bounds[1:].copy()
+    ends[training.users] = training.newer[:, 1]
+    self._known = dataclasses.replace(sentences, ends=ends)
     self.words = vocabulary.learn(
-      options.vocabulary, sentences, self._training_users, release
+      options.vocabulary, self._known, training.users, release
     )
     self.learned_from_training: tuple[str, ...] = (
       () if options.vocabulary.is_private else ('vocabulary',)
@@ -146,7 +150,7 @@ class NextWord(Task):
       'sentences': len(self.sentences),
       'left_out': dict(self.sentences.left_out),
       'vocabulary': len(self.words.words),
-      **self.words.coverage(self.sentences, self._training_users),
+      **self.words.coverage(self._known, self.parts[TRAIN].users),
       **parts_lib.describe(self.parts),
     }
 

@@ -1,5 +1,6 @@
 """The task of next words, and what it asks of runs."""
 
+import collections
 import functools
 from typing import Any
 
@@ -142,6 +143,19 @@ def test_sentences_are_divided_by_time_where_authors_took_part():
     of_part = task.parts[part]
     # What is measured was written after what was trained on.
     assert (of_part.older[:, 1] <= of_part.newer[:, 0]).all()
+
+
+def test_the_vocabulary_knows_no_sentence_that_is_measured():
+  task = _task(protocol='seen', next_word_vocabulary_size=1000)
+  counts, held = collections.Counter(), task.parts[TRAIN]
+  for user in held.users:
+    number = held.newer[user, 1] - held.older[user, 0]
+    for text in task.sentences.texts(user)[:number]:
+      counts.update(text.split())
+  assert task.words.words == tuple(
+    sorted(counts, key=lambda w: (-counts[w], w))
+  )
+  assert task.counts['tokens'] == counts.total()
 
 
 # ---- runs --------------------------------------------------------------------
