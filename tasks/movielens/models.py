@@ -49,7 +49,6 @@ def build_matrix_factorization(
       loss of each batch; of a table, the mean of all users' sums.
     initial_scale: Vectors begin uniform between plus and minus this.
     num_users: Number of rows of a table of all users, which then replaces the
-    num_users: Number of rows of a table of all users, which then replaces the
       one user's vector; the input is a mapping of `ITEM` and `USER`, both int32
       `[batch]`. None for one user.
 

@@ -42,8 +42,8 @@ from tff_partial.templates import implicit_factors
 from tff_partial.templates import ranking
 
 _RANDOM_TASTES = 4
-# Share of new users' interactions that they are known by.
-_KNOWN = 0.8
+# One in so many of new users' interactions is held out.
+_HELD_OUT = 5
 
 
 class MovieLensRanking(Task):
@@ -95,12 +95,12 @@ class MovieLensRanking(Task):
       test, validation = map(latest, held_out)
       train = latest(frame[from_end >= 2])
       return {TRAIN: train, VALIDATION: validation, TEST: test}
+    frame = latest(frame)
     number = frame.groupby('user_id')['user_id'].transform('size')
-    is_query = from_end < np.maximum(number * (1 - _KNOWN), 1).astype(int)
+    is_query = from_end[frame.index] < np.maximum(number // _HELD_OUT, 1)
     frame = frame.assign(is_query=is_query.astype(np.int32))
     parts = movielens_data.split_users(frame, seed=self._seed)
-    train, *others = map(latest, parts)
-    return dict(zip((TRAIN, VALIDATION, TEST), (train, *others), strict=True))
+    return dict(zip((TRAIN, VALIDATION, TEST), parts, strict=True))
 
   @property
   def counts(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from tasks.errors import OptionError
 from tasks.experiment import from_recipe
 from tasks.movielens import data as movielens_data
 from tasks.movielens import task as movielens
+from tasks.movielens.options import RankingOptions
 from tasks.task import Data
 from tests.support.small_clients import real_examples
 import tff_partial
@@ -84,6 +85,15 @@ def test_users_are_divided(unseen):
   assert len(set.union(*users)) == 600
   assert unseen.protocol == 'unseen'
   assert unseen.tests['unseen'].split is None
+
+
+def test_a_fifth_of_a_new_users_latest_films_is_ranked():
+  options = RankingOptions(protocol='unseen', max_examples=10)
+  frames = options.load(Data(data='synthetic'), 0).frames
+  for part in ('validation', 'test'):
+    for _, own in frames[part].groupby('user_id'):
+      assert own['is_query'].tolist() == [0] * 8 + [1] * 2
+      assert own['timestamp'].is_monotonic_increasing
 
 
 def test_the_counts_are_those_of_the_parts(unseen):
