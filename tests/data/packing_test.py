@@ -83,6 +83,17 @@ def test_names_that_are_not_read_are_refused():
     )
 
 
+def test_ids_that_read_alike_and_missing_texts_are_refused():
+  given = small_clients.fields(1)
+  with pytest.raises(examples.ClientDataError, match='ids that read alike'):
+    packing.pack({1: given, '1': given}, small_clients.SPEC)
+  spec = collections.OrderedDict(_NAMED, x=tf.TensorSpec([], tf.string))
+  with pytest.raises(
+    examples.ClientDataError, match="'ann', x: example 1 is None, where texts"
+  ):
+    packing.pack({'ann': {'x': ['a', None], 'y': [1, 2]}}, spec)
+
+
 def test_an_empty_client_is_refused():
   with pytest.raises(
     ClientDataError,
@@ -370,18 +381,28 @@ def test_columns_of_strings_may_be_encoded(dtype):
     ),
     (
       _FILMS.assign(user=[1, '1', 2, 3, 4]),
-      "Column 'user' holds ids that read alike, such as 1 and '1'",
+      "2 clients have the id '1', or ids that read alike, such as 1 and '1'",
     ),
     (
       _FILMS.assign(stars=[[1, 2], [1, 2], [3], [4, 5], [6, 7]]),
       r"Column 'stars': row 2 \(client 'u'\) holds an array of shape \(1,\), "
       r'other rows one of \(2,\). Pad or cut',
     ),
+    (
+      # As nanoseconds it would be 1816, before all others.
+      _FILMS.assign(day=np.array(['2001', '9999'] * 2 + ['2003'], 'M8[s]')),
+      r"Column 'day': row 1 \(client 'v'\) holds 9999-01-01 00:00:00, too far",
+    ),
+    (
+      _FILMS.assign(film=range(5)),
+      "Column 'film': 0 is a int, but the values .* are like 'Alien'",
+    ),
   ],
 )
 def test_frames_that_cannot_be_read_are_refused(frame, message):
+  films = vocabularies.Vocabulary(_FILMS['film'], unseen=True)
   with pytest.raises(examples.ClientDataError, match=message):
-    _films(frame)
+    _films(frame, time='day', encode={'film': films})
 
 
 # ---- TFF's data sets ---------------------------------------------------------

@@ -50,7 +50,11 @@ def test_a_vocabulary_says_what_is_in_it():
 
 
 @pytest.mark.parametrize(
-  'values', [[], ['a', None], [1.0, np.nan], [pd.NA, 'a'], [pd.NaT]]
+  'values',
+  [
+    *([], ['a', None], [1.0, np.nan], [pd.NA, 'a'], [pd.NaT]),
+    *(np.array([1, np.nan], 'f4'), np.array(['2001', 'NaT'], 'M8[D]')),
+  ],
 )
 def test_missing_values_are_no_values(values):
   with pytest.raises(
@@ -64,6 +68,13 @@ def test_values_of_several_types_are_refused():
     vocabularies.VocabularyError, match=r"of one type, found \['int', 'str'\]"
   ):
     Vocabulary([1, 'a'])
+
+
+def test_texts_are_no_unseen_numbers():
+  with pytest.raises(
+    vocabularies.VocabularyError, match="'7' is a str, but .* like 3"
+  ):
+    Vocabulary([7, 3], unseen=True).encode([3, '7'])
 
 
 @pytest.mark.parametrize('number', [-1, 2])

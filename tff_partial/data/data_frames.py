@@ -12,6 +12,7 @@ import tensorflow as tf
 from tff_partial.data import examples
 from tff_partial.data import lengths
 from tff_partial.data.vocabularies import Vocabulary
+from tff_partial.data.vocabularies import VocabularyError
 
 _DATES = 'mM'
 _NUMBERS = 'biuf'
@@ -124,19 +125,13 @@ class FrameTable:
     """Return the client number of each row, and the clients' ids."""
     try:
       codes, ids = self._frame[self._client_id].factorize(sort=True)
-      names = [str(client) for client in np.asarray(ids)]
+      return codes, [str(client) for client in np.asarray(ids)]
     except (TypeError, ValueError) as error:
       raise examples.ClientDataError(
         f'Column {self._client_id!r} holds values that can be no names of '
         'clients, such as lists or integers of thousands of digits. Give texts '
         'or numbers.'
       ) from error
-    if len(set(names)) < len(names):
-      raise examples.ClientDataError(
-        f'Column {self._client_id!r} holds ids that read alike, such as 1 and '
-        "'1'. Convert them to one type."
-      )
-    return codes, names
 
   def vocabularies(
     self,
@@ -206,7 +201,7 @@ class FrameTable:
           f'Column {column!r} holds dates or times, where {spec.dtype.name} is '
           'read. Turn them into numbers, such as the days since a date.'
         )
-      return array.astype(f'{array.dtype.kind}8[ns]').astype(np.int64)
+      return array.astype(np.int64)
     if array.dtype.kind in 'OSU' and array.ndim == 1 and len(array):
       if isinstance(array[0], (str, bytes)) and spec.dtype != tf.string:
         raise examples.ClientDataError(
@@ -257,12 +252,20 @@ class FrameTable:
 
   def _plain(self, column: str, is_open: bool = False) -> np.ndarray:
     """Return a column as an array of a NumPy type, or of sequences."""
-    series = self._frame[column]
+    series = self._frame[column].infer_objects()
     if hasattr(series, 'cat'):
       series = series.astype(series.cat.categories.dtype)
-    if getattr(series.dtype, 'kind', None) == 'M':
+    kind = getattr(series.dtype, 'kind', '')
+    if kind and kind in _DATES:
       # Values with a time zone are compared in UTC.
-      return np.asarray(series.to_numpy('M8[ns]'))
+      found, rough = (series.to_numpy(f'{kind}8[{u}]') for u in ('ns', 's'))
+      for place in np.flatnonzero(found.astype(rough.dtype) != rough)[:1]:
+        raise examples.ClientDataError(
+          f'Column {column!r}: {self.row(place)} holds {series.iloc[place]}, '
+          'too far away for nanoseconds, which last until the year 2262. '
+          'Repair or drop such rows.'
+        )
+      return np.asarray(found)
     if hasattr(series.dtype, 'numpy_dtype'):
       series = series.astype(series.dtype.numpy_dtype)
     try:
@@ -288,7 +291,10 @@ class FrameTable:
 
   def _encoded(self, column: str, vocabulary: Vocabulary) -> np.ndarray:
     series = self._frame[column]
-    ids = vocabulary.encode(series)
+    try:
+      ids = vocabulary.encode(series)
+    except VocabularyError as error:
+      raise examples.ClientDataError(f'Column {column!r}: {error}') from None
     unseen = np.flatnonzero(ids < 0)
     if unseen.size:
       raise examples.ClientDataError(

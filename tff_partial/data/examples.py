@@ -195,10 +195,16 @@ def check_array(
       f'{where}: {which(row)} is {array[row]}, which is not finite. Drop or '
       'repair it before packing.'
     )
-  if array.dtype == wanted:
+  if array.dtype.kind in 'OSU' and np.dtype(wanted).kind == 'O':
+    result = array.astype(object, copy=False)
+    are_texts = np.frompyfunc(lambda t: isinstance(t, (str, bytes)), 1, 1)
+    for row, *_ in np.argwhere(~are_texts(result).astype(bool))[:1]:
+      raise ClientDataError(
+        f'{where}: {which(row)} is {shown(array[row])}, where texts are read. '
+        'Drop such rows, or fill them.'
+      )
+  elif array.dtype == wanted:
     result = array
-  elif array.dtype.kind in 'OSU' and np.dtype(wanted).kind == 'O':
-    result = array.astype(object)
   elif array.dtype.kind not in 'biuf' or np.dtype(wanted).kind == 'O':
     first = f' (first value {shown(array.flat[0])})' if array.size else ''
     raise ClientDataError(

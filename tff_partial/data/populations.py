@@ -1,5 +1,6 @@
 """Clients in memory; a round only indexes their arrays."""
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
@@ -207,6 +208,14 @@ class Population:
     self._fingerprint: str | None = None
     self._warned: set[str] = set()
     self._index = {client: i for i, client in enumerate(self._client_ids)}
+    for client, number in collections.Counter(
+      map(str, self._client_ids)
+    ).most_common(1):
+      if number > 1:
+        raise ClientDataError(
+          f'{number} clients have the id {client!r}, or ids that read alike, '
+          "such as 1 and '1'. Give each another one, of one type."
+        )
     self._counts = np.diff(offsets)
     self._buckets = buckets.fill(
       self._client_ids,

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import json
 import math
+import numbers
 import os
 import pathlib
 from typing import Any, Self
@@ -24,9 +25,9 @@ class VocabularyError(errors.UserError, ValueError):
 
 def _is_missing(value: Any) -> bool:
   """Return true for a value that pandas or NumPy treat as missing."""
-  if value is None or type(value).__name__ in ('NAType', 'NaTType'):
+  if value is None or type(value).__name__ == 'NAType':
     return True
-  return isinstance(value, float) and value != value
+  return bool(value != value)
 
 
 class Vocabulary:
@@ -100,9 +101,22 @@ class Vocabulary:
     return {v: i for i, v in enumerate(self.values, int(self.unseen))}
 
   def encode(self, values: Iterable[Any]) -> np.ndarray:
-    """Return the ids of values, int64; -1 for a value without one."""
-    other = 0 if self.unseen else -1
-    return np.array([self._id_of.get(v, other) for v in values], np.int64)
+    """Return the ids of values, int64; -1 for a value without one.
+
+    Raises:
+      VocabularyError: For a text where values are numbers, or vice versa.
+    """
+    values, other = list(values), 0 if self.unseen else -1
+    ids = np.array([self._id_of.get(v, other) for v in values], np.int64)
+    is_text = isinstance(self.values[0], str)
+    for place in np.flatnonzero(ids == other):
+      value = values[place]
+      if isinstance(value, numbers.Number if is_text else str):
+        raise VocabularyError(
+          f'{value!r:.40} is a {type(value).__name__}, but the values of the '
+          f'vocabulary are like {self.values[0]!r:.40}. Convert one of them.'
+        )
+    return ids
 
   def decode(self, ids: Iterable[int]) -> list[Any]:
     """Return the values of ids; None for the id of unseen values.
