@@ -99,6 +99,7 @@ def test_a_diverged_run_is_in_no_mean() -> None:
   found.runs.loc[lost, ['accuracy', 'diverged']] = [np.nan, True]
   row = found.table().loc['other']
   assert row['diverged'] == 1 and row['mean'] == pytest.approx(0.6055)
+  assert '**0.605 ± 0.008** (1 diverged)' in found.to_markdown()
 
 
 def test_curves_are_of_what_was_recorded() -> None:
@@ -162,6 +163,7 @@ def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
   assert table['difference']['Ditto (own)'] < 0
   assert table['upload_bytes']['FedAvg'] == 12
   assert not caplog.records
+  assert (compare(6, 'whole').runs['seconds_round'] > 0).all()
   methods['Ditto (own)'] = _method(
     algorithms.build_fed_avg,
     lambda model: algorithms.build_fed_avg_eval(model, split=splits.first(4)),
@@ -170,13 +172,25 @@ def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
   assert '40 by FedAvg, 24 by Ditto (own)' in caplog.text
 
 
-def test_something_is_compared() -> None:
-  with pytest.raises(AnalysisError, match='at least one method'):
+@pytest.mark.parametrize(
+  ('names', 'seeds', 'problem'),
+  [
+    ([], [0], 'at least one method'),
+    (['Global'], [0, 1, 0], r'seeds=\[0, 1, 0\]: give each seed once'),
+    (['Global', 'Global+'], [0], "'Global', 'Global\\+' would .* 'global'"),
+  ],
+)
+def test_runs_that_cannot_be_compared_are_refused(
+  names, seeds, problem, tmp_path
+) -> None:
+  with pytest.raises(AnalysisError, match=problem):
     tff_partial.compare(
-      {},
+      dict.fromkeys(names),
       lambda spec: None,
       metric='loss',
       higher_is_better=False,
       rounds=1,
       clients_per_round=1,
+      seeds=seeds,
+      output_dir=tmp_path,
     )

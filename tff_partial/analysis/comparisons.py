@@ -10,7 +10,7 @@ All methods have the same clients, rounds and seeds, and are measured by one
 rule. Differences are taken between runs of the same seed.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import os
 import pathlib
@@ -148,8 +148,10 @@ class Comparison:
       mean = number(row['mean'])
       if not np.isnan(row['std']):
         mean += f' ± {number(row["std"])}'
-      if method == best:
+      if method == best and mean:
         mean = bold.format(mean)
+      if row['diverged']:
+        mean = f'{mean} ({row["diverged"]:.0f} diverged)'.lstrip()
       p = f' (p = {number(row["p"], ".2g")})' if not np.isnan(row['p']) else ''
       rows.append(
         {
@@ -172,21 +174,15 @@ class Comparison:
     """Format the table in LaTeX for `booktabs`, with the best mean in bold."""
     texts = self._texts(r'\textbf{{{}}}').reset_index()
     rows = [list(texts.columns), *texts.to_numpy().tolist()]
-    lines = [f'{" & ".join(row)} \\\\' for row in rows]
-    for plain, escaped in (('%', r'\%'), ('_', r'\_'), ('±', r'$\pm$')):
-      lines = [line.replace(plain, escaped) for line in lines]
+    escape = {**{sign: f'\\{sign}' for sign in '%_&#'}, '±': r'$\pm$'}
+    lines = [
+      ' & '.join(cell.translate(str.maketrans(escape)) for cell in row) + r' \\'
+      for row in rows
+    ]
     columns = 'l' + 'r' * (texts.shape[1] - 1)
-    return '\n'.join(
-      [
-        rf'\begin{{tabular}}{{{columns}}}',
-        r'\toprule',
-        lines[0],
-        r'\midrule',
-        *lines[1:],
-        r'\bottomrule',
-        r'\end{tabular}',
-      ]
-    )
+    lines.insert(1, r'\midrule')
+    begin = [rf'\begin{{tabular}}{{{columns}}}', r'\toprule']
+    return '\n'.join([*begin, *lines, r'\bottomrule', r'\end{tabular}'])
 
   def draw(self, column: str = 'loss') -> figures.Figure:
     """Draw a column of the history over rounds, a line for each method.
@@ -266,12 +262,12 @@ def compare(
     show_progress: As for `train`.
 
   Raises:
-    AnalysisError: If there is no method or seed.
+    AnalysisError: If there is no method or seed, a seed occurs twice, or two
+      methods would have one folder.
     UserError: As from `train` and `evaluate`.
   """
   chosen = list(seeds)
-  if not (methods and chosen):
-    raise AnalysisError('compare: give at least one method, and one seed.')
+  _check(list(methods), chosen, output_dir is not None)
   runs, of_clients, history = [], [], []
   for name, build in methods.items():
     for seed in chosen:
@@ -309,6 +305,21 @@ def compare(
   )
 
 
+def _check(names: Sequence[str], seeds: Sequence[int], writes: bool) -> None:
+  """Refuse runs that do not exist, or that would count twice."""
+  if not (names and seeds):
+    raise AnalysisError('compare: give at least one method, and one seed.')
+  if len(set(seeds)) < len(seeds):
+    raise AnalysisError(f'compare: seeds={seeds}: give each seed once.')
+  for name in names if writes else ():
+    alike = [other for other in names if _slug(other) == _slug(name)]
+    if len(alike) > 1:
+      raise AnalysisError(
+        f'compare: the methods {", ".join(map(repr, alike))} would write to '
+        f'one folder, {_slug(name)!r}. Give them names that differ by more.'
+      )
+
+
 def _warn_of_unlike(table: pd.DataFrame) -> None:
   """Warn of methods that were measured on other examples than the rest."""
   for seed, of_seed in table.groupby('seed'):
@@ -329,8 +340,11 @@ def _folder(
   """Return the folder of a run."""
   if output_dir is None:
     return None
-  slug = re.sub(r'\W+', '_', name).strip('_').lower()
-  return pathlib.Path(output_dir) / slug / f'seed_{seed}'
+  return pathlib.Path(output_dir) / _slug(name) / f'seed_{seed}'
+
+
+def _slug(name: str) -> str:
+  return re.sub(r'\W+', '_', name).strip('_').lower()
 
 
 def _costs(
@@ -343,7 +357,10 @@ def _costs(
     'best_round': result.best_round,
     'download_bytes': sent['download_bytes'],
     'upload_bytes': sent['upload_bytes'],
-    'seconds_round': result.seconds['per_round_median'],
+    # Of all rounds, also those of an earlier call.
+    'seconds_round': np.median(
+      [row['seconds_round'] for row in result.history]
+    ),
   }
 
 
