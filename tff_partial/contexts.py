@@ -17,6 +17,7 @@ from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.model import losses
 from tff_partial.model import models
+from tff_partial.model import tracing
 
 
 class ContextError(errors.UserError, ValueError):
@@ -181,17 +182,24 @@ class ClientContext(NamedTuple):
       loss: A loss that replaces the model's own.
       weights_fn: The weights that the model reads.
     """
-    held = self.weights[tier]
+    held, known = self.weights[tier], self.filled()
+    if self.model.state:  # Layers that take statistics see no padding.
+      with tf.name_scope(tracing.DYNAMIC):
+        known = known._replace(
+          examples=tf.nest.map_structure(
+            lambda tensor: tensor[: self.count], known.examples
+          )
+        )
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(held)
-      predictions, regularization = self._predict(
+      predictions, regularization = known._predict(
         weights_fn(self.weights), training=True
       )
       value = self.model.loss(
-        self.examples['y'],
+        known.examples['y'],
         predictions,
-        self.examples['weight'],
-        self.is_real,
+        known.examples['weight'],
+        known.is_real,
         regularization,
         loss,
       )
@@ -212,8 +220,16 @@ class ClientContext(NamedTuple):
       part: The part.
       seed: For random draws of the choice.
     """
-    if part is splits.everything():
-      return self
+    return self if part is splits.everything() else self._chosen(part, seed)
+
+  def filled(self) -> 'ClientContext':
+    """Return the context with padding that repeats the first example.
+
+    A loss of padding is then finite, and so is 0 times its slope.
+    """
+    return self._chosen(splits.everything(), self.seed)
+
+  def _chosen(self, part: splits.Part, seed: tf.Tensor) -> 'ClientContext':
     chosen = part.choose(self.examples, self.count, seed)
     is_chosen = tf.range(tf.size(chosen.order)) < chosen.count
     order = tf.where(is_chosen, chosen.order, chosen.order[0])

@@ -126,6 +126,7 @@ def least_loss() -> Assign:
   """
 
   def choose(client: ClientContext) -> tf.Tensor:
+    client = client.filled()
     losses = [
       client.model.loss(
         client.examples['y'],

@@ -21,6 +21,7 @@ from tff_partial import phases
 from tff_partial import runtimes
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
+from tff_partial.contexts import ClientContext
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_variables
 from tff_partial.model import models
@@ -78,6 +79,47 @@ def _weights(process: Any, clients: Any, rounds: int = 1) -> Any:
     tier: {n: np.ravel(t).tolist() for n, t in named.items()}
     for tier, named in found.items()
   }
+
+
+def _padded(model: models.PartialModel, capacity: int, weights: Any):
+  """A client with y = 2 x of two examples, and its padding."""
+  rest = [[0.0]] * (capacity - 2)
+  fields = {'x': [[1.0], [2.0], *rest], 'y': [[2.0], [4.0], *rest]}
+  fields['weight'] = [1.0, 1.0, *np.ravel(rest)]
+  examples = {n: tf.constant(array) for n, array in fields.items()}
+  count, seed = tf.constant(2), tf.constant([0, 0])
+  return ClientContext(model, weights, weights, {}, examples, count, seed)
+
+
+@pytest.mark.parametrize('capacity', [2, 4])
+def test_labels_of_padding_make_no_loss_infinite(capacity):
+  relative = lambda y, p: tf.reduce_mean(abs(y - p) / y, -1)  # noqa: E731
+  model = tff_partial.from_keras(
+    lambda: _build('head'), loss=relative, group='head', num_groups=2
+  )
+  held = {'head/kernel': tf.constant([[[3.0]], [[2.0]]])}
+  client = _padded(model, capacity, {GROUP: held})
+  assert groups.least_loss().choose(client) == 1
+  model = tff_partial.from_keras(lambda: _build('head'), loss=relative)
+  held = {'head/kernel': tf.constant([[3.0]])}
+  client = _padded(model, capacity, {GLOBAL: held})
+  assert client.gradients()['head/kernel'] == 0.5
+
+
+@pytest.mark.parametrize('capacity', [2, 8])
+def test_gradients_of_normalized_batches_see_no_padding(capacity):
+  def build():
+    x = tf.keras.Input([1])
+    normalized = tf.keras.layers.BatchNormalization(epsilon=0.25, name='n')(x)
+    return tf.keras.Model(x, normalized)
+
+  model = tff_partial.from_keras(build, loss='mse', state='averaged')
+  held = model.initial_weights(GLOBAL, tf.constant([0, 0]))
+  found = _padded(model, capacity, {GLOBAL: held}).gradients()
+  # Inputs become -+s with s = 0.5 / sqrt(0.25 + 0.25), labels are 2 and 4.
+  s = 0.5**0.5
+  np.testing.assert_allclose(found['n/beta'], [-6.0], rtol=1e-6)
+  np.testing.assert_allclose(found['n/gamma'], [2 * s * s - 2 * s], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
