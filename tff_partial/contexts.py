@@ -162,11 +162,12 @@ class ClientContext(NamedTuple):
   ) -> Any:
     """Return the model's predictions for all examples, `[capacity, ...]`.
 
+    Those for padding are of the first example.
+
     Args:
       weights_fn: The weights that the model reads.
     """
-    predictions, _ = self._predict(weights_fn(self.weights), training=False)
-    return predictions
+    return self.filled()._predict(weights_fn(self.weights), training=False)[0]
 
   def gradients(
     self,
@@ -184,12 +185,7 @@ class ClientContext(NamedTuple):
     """
     held, known = self.weights[tier], self.filled()
     if self.model.state:  # Layers that take statistics see no padding.
-      with tf.name_scope(tracing.DYNAMIC):
-        known = known._replace(
-          examples=tf.nest.map_structure(
-            lambda tensor: tensor[: self.count], known.examples
-          )
-        )
+      known = known._replace(examples=first_of(self.examples, self.count))
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(held)
       predictions, regularization = known._predict(
@@ -258,6 +254,17 @@ class ClientContext(NamedTuple):
       training=training,
       seed=self.seed,
     )
+
+
+def first_of(examples: Mapping[str, Any], number: tf.Tensor) -> Any:
+  """Return only the first examples, such as the real ones of a batch.
+
+  Args:
+    examples: The examples, `[capacity, ...]`.
+    number: How many, an int32 scalar.
+  """
+  with tf.name_scope(tracing.DYNAMIC):
+    return tf.nest.map_structure(lambda tensor: tensor[:number], dict(examples))
 
 
 def batch_of(client: ClientContext) -> Batch:

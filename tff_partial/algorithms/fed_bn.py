@@ -20,6 +20,7 @@ from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.client_state import persist_local
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import first_of
 from tff_partial.contexts import OverwriteWeights
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
@@ -83,9 +84,7 @@ def _estimated(client: ClientContext) -> tiers.Weights:
   batch's moment, which does not depend on it. Steps from zero and from another
   number give `b`.
   """
-  inputs = tf.nest.map_structure(
-    lambda tensor: tensor[: client.count], client.examples['x']
-  )
+  inputs = first_of(client.examples, client.count)['x']
   read = tiers.server_and_local_weights(client.weights)
   states = {
     name: (tier, tensor)

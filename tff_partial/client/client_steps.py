@@ -18,11 +18,11 @@ from tff_partial.client.descent import trained_by
 from tff_partial.contexts import Batch
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import first_of
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
 from tff_partial.model import losses
 from tff_partial.model import models
-from tff_partial.model import tracing
 from tff_partial.sparse import lookups
 
 
@@ -244,10 +244,8 @@ class Steps:
     if not (training and self._context.model.state):
       return self._model.predict(weights, batch, training=training, seed=seed)
     number = tf.reduce_sum(tf.cast(is_real, tf.int32))
-    with tf.name_scope(tracing.DYNAMIC):
-      real = tf.nest.map_structure(lambda tensor: tensor[:number], batch)
     predictions, losses, updates = self._model.predict(
-      weights, real, training=True, seed=seed
+      weights, first_of(batch, number), training=True, seed=seed
     )
     size = tf.shape(is_real)[0]
 
