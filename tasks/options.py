@@ -7,7 +7,7 @@ flag, or for those of `detail` a value of `--set`
 values.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -238,6 +238,21 @@ class Options:
     """
     (found,) = (c for c in self.own_choices() if c.path == (field,))
     return found.argument
+
+  def refuse_set(self, fields: Collection[str], why: str) -> None:
+    """Refuse its own fields that are set although nothing would read them.
+
+    Args:
+      fields: Their names; those that the class does not have are left out.
+      why: Ends the message.
+
+    Raises:
+      OptionError: If one has another value than its default.
+    """
+    for choice in self.own_choices():
+      (field,) = choice.path
+      if field in fields and choice.value != getattr(type(self), field):
+        raise OptionError(f'{choice.argument}={choice.value}: {why}')
 
   def own_choices(self) -> Iterator[Choice]:
     """Yield the choices of the class, without those of nested options."""

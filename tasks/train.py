@@ -53,10 +53,12 @@ def _announced(config: Config, output: Output, plan: DryRun) -> str:
     private = f'epsilon {privacy.target_epsilon:g} at delta {privacy.delta:g}'
   elif privacy.noise_multiplier is not None:
     private = f'noise multiplier {privacy.noise_multiplier:g}'
+  of_whom = f'{loop.clients_per_round or "all"} clients'
+  if config.how.is_central:
+    of_whom = 'one client with all examples'
   return (
     f'{config.task.name} by {config.algorithm}{invented}: {loop.rounds} rounds '
-    f'of {loop.clients_per_round or "all"} clients, measured every '
-    f'{loop.evaluate_every}; '
+    f'of {of_whom}, measured every {loop.evaluate_every}; '
     + (f'private, {private}; ' if private else '')
     + (
       'a plan alone, nothing is written.'

@@ -15,11 +15,10 @@ from tasks.experiment.methods import building
 from tasks.experiment.options import privacy as privacy_lib
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.loop import Loop
-from tasks.experiment.options.optimizers import EXACT
 from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
-from tasks.experiment.options.training import OF_STEPS
+from tasks.experiment.options.training import unread_beside
 from tasks.movielens.options import MovieLensOptions
 from tasks.movielens.options import RankingOptions
 from tasks.next_word.options import NextWordOptions
@@ -102,11 +101,9 @@ class Runtime(Options):
   def __post_init__(self) -> None:
     """Refuse options that the runtime does not support."""
     super().__post_init__()
-    for name in ('ray_address', 'ray_workers', 'ray_folder'):
-      if getattr(self, name) is not None and self.runtime != 'ray':
-        raise OptionError(
-          f'--{name}={getattr(self, name)}: give it with --runtime=ray.'
-        )
+    if self.runtime != 'ray':
+      of_ray = ('ray_address', 'ray_workers', 'ray_folder')
+      self.refuse_set(of_ray, 'give it with --runtime=ray.')
     if self.runtime == 'native' and self.jit == 'true':
       raise OptionError(
         '--jit=true: the native runtime does not compile rounds. Leave the '
@@ -190,13 +187,17 @@ class Config(Options):
           f'--{flag}: only {" and ".join(names)} reads it. Leave it out.'
         )
     if self.how.user in (tasks_lib.POSTERIOR, tasks_lib.PUBLIC_POSTERIOR):
-      for flag in ('biases', 'l2', 'initial_scale'):
-        value = getattr(self.task, flag, None)
-        if value != getattr(type(self.task), flag, None):
-          raise OptionError(
-            f'{flag}={value}: {self.algorithm} always has biases, and '
-            'estimates how far weights spread. Leave it out.'
-          )
+      self.task.refuse_set(
+        ('biases', 'l2', 'initial_scale'),
+        f'{self.algorithm} always has biases, and estimates how far weights '
+        'spread. Leave it out.',
+      )
+    if self.how.user == tasks_lib.IMPLICIT:
+      self.task.refuse_set(
+        ('biases', 'ranking_loss', 'num_negatives'),
+        f'{self.algorithm} solves for vectors by all items, and has no biases '
+        'and no drawn negatives. Leave it out.',
+      )
     for choice in self._unread():
       raise OptionError(
         f'{choice.argument}={choice.value}: the algorithm {self.algorithm} '
@@ -248,7 +249,8 @@ class Config(Options):
     Args:
       values: New values by flag name. Another `task` comes with its own
         defaults; another `algorithm` resets the flags that it does not read,
-        and an exact reconstruction those of steps.
+        an exact reconstruction those of steps, and a split without a share the
+        share.
 
     Raises:
       OptionError: If there is no such flag, or the value is impossible.
@@ -258,9 +260,8 @@ class Config(Options):
     if algorithm != self.algorithm and algorithm in algorithms.ALGORITHMS:
       for flag in algorithms.unread(algorithm):
         others.setdefault(flag, _USUAL[flag])
-    if str(others.get('reconstruction_optimizer')).startswith(EXACT):
-      for flag in OF_STEPS:
-        others.setdefault(flag, _USUAL[flag])
+    for flag in unread_beside(others):
+      others.setdefault(flag, _USUAL[flag])
     name = others.pop(TASK, self.task.name)
     if name == self.task.name:
       return super().with_flags(others)

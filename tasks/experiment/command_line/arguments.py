@@ -14,12 +14,12 @@ from tasks.experiment.command_line.flags import read
 from tasks.experiment.config import Config
 from tasks.experiment.methods import algorithms
 from tasks.experiment.options.loop import Output
-from tasks.experiment.options.optimizers import EXACT
-from tasks.experiment.options.training import OF_STEPS
+from tasks.experiment.options.training import DECIDING
+from tasks.experiment.options.training import unread_beside
 from tasks.options import SET
 from tff_partial_programs import recipes
 
-_ALGORITHM, _SOLVER = '--algorithm=', '--reconstruction_optimizer='
+_ALGORITHM = '--algorithm='
 
 
 def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
@@ -92,7 +92,8 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
   If a later flag overrides the algorithm of a recipe or of a folder's run, the
   flags before it that the new algorithm does not read are dropped. So are flags
-  of steps before an exact solve that takes none.
+  of steps before an exact solve that takes none, and the support set's share
+  before a split without one.
 
   Args:
     arguments: The command line, without the program's name.
@@ -107,10 +108,11 @@ def expand(arguments: Sequence[str]) -> list[str]:
   except (flags.Error, OSError):
     return expanded  # absl reports the error when it parses the flags.
   _refuse_options(expanded)
-  places = _places(expanded, _SOLVER)
-  if places and expanded[places[-1]].startswith(_SOLVER + EXACT):
-    before, after = expanded[: places[-1]], expanded[places[-1] :]
-    expanded = [*_without(before, OF_STEPS), *after]
+  for flag in DECIDING:
+    if places := _places(expanded, f'--{flag}='):
+      before, after = expanded[: places[-1]], expanded[places[-1] :]
+      unread = unread_beside({flag: after[0].partition('=')[2]})
+      expanded = [*_without(before, unread), *after]
   places = _places(expanded, _ALGORITHM)
   if len({expanded[place] for place in places}) < 2:
     return expanded

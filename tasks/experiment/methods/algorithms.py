@@ -37,7 +37,7 @@ _LOCAL_ONLY = building.Algorithm(
   personal=_PERSONAL,
   why_not_private='clients send nothing, so nothing needs noise. Leave '
   '--target_epsilon and --noise_multiplier out.',
-  ignores=building.JOINING,
+  ignores=(*building.JOINING, *building.UPDATING),
 )
 
 _FED_RECON = building.Algorithm(
@@ -265,6 +265,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     build=building.alone(LocalTraining.of_own_model),
     user=tasks_lib.OWN,
     personal=LocalTraining.of_own_model,
+    ignores=building.JOINING,
   ),
   'hpfl': many_users.hpfl(),
   'hpfl_k': many_users.hpfl(drafts=False),

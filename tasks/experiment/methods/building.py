@@ -41,6 +41,9 @@ TRAINING = tuple(
   if not any(part in flag for part in ('split', 'support_share', 'batch_size'))
 )
 
+# All that trains global weights.
+UPDATING = tuple(flag for flag in LocalTraining().flags() if 'update_' in flag)
+
 # (model, setting) -> process.
 Build: TypeAlias = (
   'Callable[[models.PartialModel, Setting], processes.PartialProcess]'

@@ -9,7 +9,6 @@ import re
 import sys
 from typing import ClassVar, TYPE_CHECKING
 
-from tasks.errors import OptionError
 from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
@@ -68,11 +67,11 @@ class Loop(Options):
   def __post_init__(self) -> None:
     """Refuse incomplete early stopping."""
     super().__post_init__()
-    if self.early_stopping_min_delta and self.early_stopping_patience is None:
-      raise OptionError(
-        f'--set=early_stopping_min_delta={self.early_stopping_min_delta}: '
+    if self.early_stopping_patience is None:
+      self.refuse_set(
+        ('early_stopping_min_delta',),
         'without --early_stopping_patience no run ends early. Give both or '
-        'none.'
+        'none.',
       )
 
   def callbacks(self, select: programs.Selection) -> list[callbacks.Callback]:

@@ -40,7 +40,10 @@ _TRUSTED = {
 # A run is private with one of the first two flags; the others need one of them.
 _GOAL = ('target_epsilon', 'noise_multiplier')
 _OTHERS = (
+  'delta',
   'clip',
+  'clip_quantile',
+  'initial_clip',
   'count_stddev',
   'noise_seed',
   'dp',
@@ -155,13 +158,11 @@ class Privacy(Options):
     """
     super().__post_init__()
     if not self.is_on:
-      for name in _OTHERS:
-        if getattr(self, name) != getattr(type(self), name):
-          raise OptionError(
-            f'{self.argument(name)}={getattr(self, name)}: the run is not '
-            'private. Give --target_epsilon or --noise_multiplier, too, or '
-            'leave it out.'
-          )
+      self.refuse_set(
+        _OTHERS,
+        'the run is not private. Give --target_epsilon or --noise_multiplier, '
+        'too, or leave it out.',
+      )
       return
     if all(getattr(self, name) is not None for name in _GOAL):
       raise OptionError(

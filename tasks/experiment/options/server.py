@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
 # Functions of `tff_partial.aggregators`, of which Krum has two forms.
-_JOINS = (
-  *('coordinate_median', 'trimmed_mean', 'krum', 'multi_krum'),
-  'geometric_median',
-)
+_WITHSTANDING = ('trimmed_mean', 'krum', 'multi_krum')
+_JOINS = ('coordinate_median', *_WITHSTANDING, 'geometric_median')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +71,24 @@ class Server(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuse two remedies for long updates at once."""
+    """Refuse what the aggregator does not read."""
     super().__post_init__()
     if self.aggregator != 'mean' and self.clip_norm:
       raise OptionError(
         f'--clip_norm: the aggregator {self.aggregator} limits updates by '
         'itself. Leave one of the two flags out.'
+      )
+    if self.aggregator not in _WITHSTANDING:
+      self.refuse_set(
+        ('withstood_share',),
+        f'only {", ".join(_WITHSTANDING)} withstand a share that is given. '
+        'Choose one of these by --set=aggregator=, or leave it out.',
+      )
+    if self.aggregator in _JOINS and self.client_weighting != UNIFORM:
+      self.refuse_set(
+        ('client_weighting',),
+        f'to the aggregator {self.aggregator} each client counts once. Leave '
+        'it out.',
       )
 
   def leaks(self) -> Iterator[Leak]:

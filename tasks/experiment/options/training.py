@@ -7,7 +7,7 @@ and for personalising before clients are evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any, ClassVar, TYPE_CHECKING
@@ -30,6 +30,21 @@ OF_STEPS = (
   *('evaluation_reconstruction_epochs', 'evaluation_reconstruction_steps'),
   'evaluation_reconstruction_learning_rate',
 )
+# Splits whose share of the support set is chosen.
+_WITH_SHARE = ('fraction', 'by_time')
+# Flags beside some values of which others have no use.
+DECIDING = ('reconstruction_optimizer', 'split')
+
+
+def unread_beside(values: Mapping[str, Any]) -> tuple[str, ...]:
+  """Return the flags that have no use beside some values of DECIDING.
+
+  Args:
+    values: Values by flag name.
+  """
+  of_steps = OF_STEPS if str(values.get(DECIDING[0])).startswith(EXACT) else ()
+  has_share = values.get(DECIDING[1], _WITH_SHARE[0]) in _WITH_SHARE
+  return (*of_steps, *(() if has_share else ('support_share',)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +147,18 @@ class LocalTraining(Options):
         f'--support_share={self.support_share}: the share must lie between 0 '
         'and 1. For one set of all examples use --split=same.'
       )
-    for name in OF_STEPS if self.reconstruction.kind == EXACT else ():
-      if getattr(self, name) != getattr(type(self), name):
-        raise OptionError(
-          f'{self.argument(name)}={getattr(self, name)}: with '
-          '--reconstruction_optimizer=exact no steps are taken. Leave it out.'
-        )
+    if self.reconstruction.kind == EXACT:
+      self.refuse_set(
+        OF_STEPS,
+        'with --reconstruction_optimizer=exact no steps are taken. Leave it '
+        'out.',
+      )
+    if self.split not in _WITH_SHARE:
+      self.refuse_set(
+        ('support_share',),
+        f'--split={self.split} has no share to choose. Give --split=fraction '
+        'or --split=by_time, or leave it out.',
+      )
 
   def build_split(self, batch_size: int | None = None) -> splits.Split:
     """Build the split of examples into support and query set.

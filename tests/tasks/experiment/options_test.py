@@ -207,6 +207,18 @@ def test_numbers_of_other_kinds_become_pythons():
       lambda: parse(['--user_attributes']),
       '--user_attributes: only fed_als reads it',
     ),
+    *(
+      (lambda given=given: parse(given.split()), expected)
+      for given, expected in {
+        '--support_share=0.8': '--split=halves has no share to choose. Give',
+        '--set=withstood_share=0.3': 'only trimmed_mean, krum, multi_krum',
+        '--set=aggregator=krum --client_weighting=targets': 'counts once',
+        '--delta=1e-6': '--delta=1e-06: the run is not private',
+        '--initial_clip=1': '--initial_clip=1.0: the run is not private',
+        '--ray_address=auto': '--ray_address=auto: give it with --runtime=ray',
+        '--task=movielens_ranking --algorithm=fed_ials --biases': 'no biases',
+      }.items()
+    ),
     (lambda: from_recipe('dmo'), 'Did you mean demo?'),
     (lambda: from_recipe('demo', runds=3), 'Did you mean --rounds?'),
     (lambda: parse(['--runds=3']), 'runds'),

@@ -112,6 +112,7 @@ def test_a_flag_of_another_algorithm_is_refused(make):
     ('--knn_scale=2', 'ngram_cache'),
     ('--server_optimizer=adam', 'fed_adam'),
     ('--clip_norm=1', 'local_only'),
+    ('--update_learning_rate=1', 'local_only'),
   ],
 )
 def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
@@ -140,6 +141,14 @@ def test_an_exact_solve_leaves_the_steps_of_the_recipe():
   parsed = command_line.parse(['--recipe=subreddit_furl', f'--{flag}=exact'])
   assert parsed == from_recipe('subreddit_furl', **{flag: 'exact'})
   assert parsed.local.evaluation_reconstruction_epochs is None
+
+
+def test_a_split_without_a_share_leaves_the_share_of_the_recipe():
+  recipe = 'next_word_fed_recon'
+  assert from_recipe(recipe).local.support_share == 0.05
+  parsed = command_line.parse([f'--recipe={recipe}', '--split=halves'])
+  assert parsed == from_recipe(recipe, split='halves')
+  assert parsed.local.support_share == 0.5
 
 
 def test_flags_of_a_task_are_checked_together():
