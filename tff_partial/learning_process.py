@@ -34,6 +34,7 @@ from tff_partial import random_bits
 from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.data import examples
+from tff_partial.data import id_ranges
 from tff_partial.data import lengths
 
 templates = tff.learning.templates
@@ -184,6 +185,13 @@ def _packing(
   example_spec: examples.ExampleSpec, element_spec: Any, seed: int
 ) -> tff.Computation:
   """Make `(int32, E* -> D)`: from the round number and batches to data."""
+  sized = [*id_ranges.client_sized(examples.ids_of(example_spec))]
+  if sized:
+    raise client_work.CompositionError(
+      f'The tables {sized} have the size that the data of a client need, which '
+      'batches do not say. Build the model without `client_sized`, or use '
+      '`tff_partial.train`.'
+    )
 
   @tff.tensorflow.computation(
     np.int32, tff.SequenceType(_element_type(example_spec, element_spec))

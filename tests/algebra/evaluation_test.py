@@ -15,7 +15,9 @@ from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.data import splits
+from tff_partial.model import keras_models
 from tff_partial.phases import Phase
+from tff_partial.training import evaluation_sets
 
 _COUNTS = {'ann': 8, 'bob': 11, 'cid': 1, 'dot': 2, 'eve': 30}
 _START = 0.3
@@ -272,3 +274,19 @@ def test_an_evaluation_that_measures_nothing_is_refused():
       client_state=client_state.stateless,
       work=[Phase()],
     )
+
+
+def test_a_metric_of_several_numbers_is_none_of_a_run():
+  """It has no column, and selects no round."""
+  each = tf.keras.metrics.F1Score(average=None, threshold=0.5, name='each')
+  x = tf.keras.Input([3])
+  model = keras_models.from_keras(
+    lambda: tf.keras.Model(x, tf.keras.layers.Dense(2)(x)),
+    loss='mse',
+    metrics=[each, 'mae'],
+  )
+  measuring = evaluation.build_evaluation(
+    model, work=[Phase(train=(), measured=True)]
+  )
+  found = evaluation_sets.EvaluationSet(measuring, None).metrics
+  assert found[:2] == ['loss', 'mae']

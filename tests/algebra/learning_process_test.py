@@ -321,6 +321,20 @@ def test_refuses_clients_that_remember(model):
     as_evaluation_process(measuring)
 
 
+def test_refuses_tables_whose_size_no_batch_says():
+  def build():
+    item = tf.keras.Input([], dtype=tf.int32)
+    vectors = tf.keras.layers.Embedding(3, 1, name='own')(item)
+    return tf.keras.Model(item, tf.keras.layers.Dense(1)(vectors))
+
+  measuring = evaluation.build_evaluation(
+    keras_models.from_keras(build, loss='mse', local='own', client_sized='own'),
+    work=[phases.Phase(train=(), measured=True)],
+  )
+  with pytest.raises(CompositionError, match=r"\['own/embeddings'\] have the"):
+    as_evaluation_process(measuring)
+
+
 def _specs(**changes: Any) -> Any:
   specs = collections.OrderedDict(
     x=tf.TensorSpec([None], tf.int32),

@@ -13,6 +13,7 @@ from tff_partial import algorithms
 from tff_partial import layers
 from tff_partial import Phase
 from tff_partial import sgd
+from tff_partial.training.client_selection import Draw
 from tff_partial.training.client_selection import HighestLoss
 from tff_partial.training.errors import ProgramError
 
@@ -98,6 +99,32 @@ def test_a_run_that_goes_on_selects_the_same_clients(made, tmp_path):
 def test_the_first_of_the_draw_are_those_that_take_part_otherwise(made):
   first = _train(made, lambda draw: draw.client_ids[: draw.clients_per_round])
   assert _weight(first) == _weight(_train(made, None))
+
+
+def test_without_a_finite_loss_the_first_of_the_draw_are_taken(made):
+  def draw(measured):
+    return Draw(1, 'abc', 2, np.random.default_rng(), [], lambda _: measured)
+
+  assert HighestLoss(made[1])(draw({})) == ['a', 'b']
+  assert HighestLoss(made[1])(draw({'loss': {'c': 1.0}})) == ['c', 'a']
+  with pytest.raises(ProgramError, match="no metric 'mae'. .* one of .'loss'"):
+    HighestLoss(made[1], 'mae')(draw({'loss': {'a': 1.0}}))
+
+
+@pytest.mark.slow
+def test_candidates_are_measured_with_the_state_of_the_server(made):
+  def level(model):
+    return {'level': tf.constant(1.0)}
+
+  process, _, clients = made
+  evaluation = tff_partial.evaluation.build_evaluation(
+    process.model, work=[Phase(train=(), measured=True)], server_state=level
+  )
+  process = tff_partial.compose(
+    process.model, work=[Phase(measured=True)], server_state=level
+  )
+  result = _train((process, None, clients), HighestLoss(evaluation), rounds=1)
+  assert result.rounds == 1
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,13 @@ class HighestLoss:
 
   def __call__(self, draw: Draw) -> Sequence[str]:
     """Return the clients of highest loss; those without one come last."""
-    losses = draw.measure(self.evaluation)[self.metric]
+    measured = draw.measure(self.evaluation)
+    if measured and self.metric not in measured:
+      raise ProgramError(
+        f'HighestLoss: the evaluation has no metric {self.metric!r}. Choose '
+        f'one of {list(measured)}.'
+      )
+    losses = measured.get(self.metric, {})  # Maybe no client has any.
     ranked = sorted(draw.client_ids, key=lambda c: -losses.get(c, -np.inf))
     return ranked[: draw.clients_per_round]
 

@@ -58,9 +58,10 @@ class EvaluationSet:
 
   @property
   def metrics(self) -> list[str]:
-    """The names of the pooled metrics."""
+    """The names of the pooled metrics, of those that are one number."""
     result = self.evaluation.evaluate.type_signature.result
-    return tff.structure.name_list(result.metrics.member)
+    found = tff.structure.iter_elements(result.metrics.member)
+    return [name for name, kind in found if not kind.shape]
 
   def check(self, remembered: tff.Type | None) -> None:
     """Check that clients have the states that the evaluation takes.

@@ -184,7 +184,11 @@ class TrainingLoop:
     measured.check(None)
     found: list[evaluation.ByClient] = []
     evaluation_sets.measure(
-      measured, self.run.weights, self.seed, on_clients=found.append
+      measured,
+      self.run.weights,
+      self.seed,
+      on_clients=found.append,
+      server_state=self.run.server_state,
     )
     return found[0]
 
