@@ -46,8 +46,12 @@ class Chosen(Options):
     None,
     'Calibrate intervals of this level on the validation clients, and print '
     'how much they cover of the part, as `conformal`.',
+    at_least=0,
+    at_most=1,
   )
-  user: str | None = option(None, 'Make the own model of this user instead.')
+  user: str | None = option(
+    None, "Make this user's own model instead of measuring clients."
+  )
   top_n: int = option(
     10, 'How many items to recommend to the user.', at_least=1
   )
@@ -56,6 +60,16 @@ class Chosen(Options):
     "Save the user's model to this file, which ends in .keras, instead of "
     'recommending items.',
   )
+
+  def __post_init__(self) -> None:
+    """Refuse to measure intervals on the clients that they are fitted to."""
+    super().__post_init__()
+    if self.calibrate is not None and self.part == tasks_lib.VALIDATION:
+      raise OptionError(
+        f'--calibrate={self.calibrate}: intervals are calibrated on the '
+        'validation clients, so that they cover these in any case. Give '
+        '--part=test.'
+      )
 
 
 def _whom(task: tasks_lib.Task, part: str) -> tasks_lib.EvaluationClients:

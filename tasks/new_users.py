@@ -114,6 +114,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
         sizes,
         query_from=after,
         seed=config.seed,
+        server_state=saved.best_server_state,
       )
       for size, metrics in measured.items():
         pooled = {k: v for k, v in metrics.items() if k != 'per_client'}

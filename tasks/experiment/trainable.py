@@ -160,14 +160,19 @@ class Trainable:
     measuring: Measuring = {}
     if clients.split is not None:
       measuring['split'] = clients.split
-    elif clients.seen and algorithm.personal is not None and not is_at_home:
+    elif (
+      clients.seen
+      and clients.part != tasks_lib.TRAIN
+      and algorithm.personal is not None
+      and not is_at_home
+    ):
       measuring['split'] = splits.by_mark()  # Past examples, and test ones.
     if algorithm.personal is not None and not is_at_home:
       local = self._config.local
       measuring['personalise'] = local.when_measured(algorithm.personal(local))
       measuring.setdefault('split', local.split_when_measured())
-    parts = clients.split or ()
-    key = (tuple(part.name for part in parts), is_at_home)
+    parts = measuring.get('split') or ()
+    key = (user, is_at_home, *(part.name for part in parts))
     if key not in self._evaluations:
       model = self._config.hyperparameters.begin_local(
         self._task.model_with(user)

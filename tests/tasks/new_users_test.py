@@ -17,6 +17,10 @@ _DOCUMENTS = (
   '--evaluation_reconstruction_learning_rate=2.0',
 )
 _RATINGS = ('--data=synthetic', '--clients_per_round=5', '--jit=false')
+_PROTOTYPES = (
+  *('--task=emnist', '--algorithm=fed_proto_nearest', '--protocol=unseen'),
+  *_RATINGS,
+)
 _SHORT = ('--rounds=2', '--evaluate_every=2')
 
 
@@ -29,6 +33,7 @@ def fixture_folders(tmp_path_factory) -> dict[str, str]:
     'documents': _DOCUMENTS,
     'ratings': _RATINGS,
     'seen': (*_RATINGS, '--protocol=seen'),
+    'prototypes': _PROTOTYPES,
   }.items():
     folders[name] = f'--output_dir={folder / name}'
     commands.run_well('train', *options, *_SHORT, folders[name])
@@ -62,6 +67,12 @@ def test_the_users_of_the_test_are_measured(folders):
   outcome = commands.run_well('new_users', folders['ratings'], '--support=0,4')
   assert outcome.output.split()[:5] == ['support', '0', '4', 'who', 'unseen']
   assert 'unseen, support_mean' in outcome.output
+
+
+@pytest.mark.slow
+def test_new_users_are_told_what_the_server_knows(folders):
+  outcome = commands.run_well('new_users', folders['prototypes'], '--support=2')
+  assert 'unseen' in outcome.output
 
 
 @pytest.mark.slow

@@ -318,6 +318,8 @@ def test_evaluate_where_nothing_was_trained(tmp_path):
     (['--top_n=0'], ['--top_n=0', 'at least 1']),
     (['--part=half'], ['part', 'half', 'validation']),
     (['--weights=first'], ['weights', 'first', 'last']),
+    (['--calibrate=80'], ['--calibrate=80', 'at most 1']),
+    (['--calibrate=0.8', '--part=validation'], ['--calibrate=0.8', 'in any']),
   ],
 )
 def test_evaluate_what_is_not_there(arguments, expected):

@@ -8,11 +8,15 @@ import pytest
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
+from tasks.experiment import Config
 from tasks.experiment import from_recipe
+from tasks.experiment.options.loop import Loop
+from tasks.experiment.trainable import Trainable
 from tasks.movielens import data as movielens_data
 from tasks.movielens import task as movielens
 from tasks.movielens.options import RankingOptions
 from tasks.task import Data
+from tasks.task import EvaluationClients
 from tests.support.small_clients import real_examples
 import tff_partial
 from tff_partial import evaluation
@@ -94,6 +98,16 @@ def test_a_fifth_of_a_new_users_latest_films_is_ranked():
     for _, own in frames[part].groupby('user_id'):
       assert own['is_query'].tolist() == [0] * 8 + [1] * 2
       assert own['timestamp'].is_monotonic_increasing
+
+
+def test_training_users_are_measured_by_the_split_of_training(unseen):
+  trainable = Trainable(Config(loop=Loop(clients_per_round=5)), unseen)
+  for who in (EvaluationClients('train', True), *unseen.tests.values()):
+    found = trainable.evaluation_set(who)
+    assert found.evaluation.parts.work[-1].on.name == 'fraction(0.5).query'
+    assert len(found.clients) == len(
+      unseen.clients(who.part, found.evaluation.example_spec)
+    )
 
 
 def test_the_counts_are_those_of_the_parts(unseen):
