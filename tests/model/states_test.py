@@ -175,6 +175,32 @@ def test_what_is_local_stays_with_the_client(local: Any) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('build', 'measure'),
+  [
+    (algorithms.build_pp_sgd, algorithms.build_pp_sgd_eval),
+    (algorithms.build_fed_ala, algorithms.build_fed_ala_eval),
+  ],
+)
+def test_a_mixed_model_reads_averages_once(build: Any, measure: Any) -> None:
+  """Also where a client holds other numbers by the names of the averages."""
+  model = _model(state='averaged')
+  clients = {'a': _fields(4)}
+  process = build(model, training=Phase(optimizer=sgd(0.0), batch_size=None))
+  measuring = measure(model)
+  with runtimes.cohort(jit=False):
+    state, remembered = planted.trained(process, clients, [['a'], ['a']])
+    (client,) = planted.cohort_of(measuring, clients, 1)
+    weights = process.get_model_weights(state)
+    read = measuring.personalise(weights, remembered['a'], client)
+  mean, variance = (getattr(clients['a']['x'], of)(0) for of in ('mean', 'var'))
+  np.testing.assert_allclose(read['first/moving_mean'], 0.75 * mean, rtol=1e-5)
+  np.testing.assert_allclose(
+    read['first/moving_variance'], 0.25 + 0.75 * variance, rtol=1e-5
+  )
+
+
 @pytest.mark.parametrize(
   ('momentum', 'state'), [(0.0, 'local'), (0.99, 'local'), (0.9, 'averaged')]
 )

@@ -146,19 +146,22 @@ def _with_states(
 ) -> TrainState:
   """Return the state of training with new states of the model's layers.
 
+  A state belongs to one tier: if the model reads the sum of a shared and a
+  personal weight, only the former follows.
+
   Args:
     state: The state of training.
-    held: The weights that the phase trains, by tier: other states stay.
+    held: The weights that the phase trains, by tier: other states stay. Numbers
+      of the client besides the model may have the same names.
     updates: Name to new value.
   """
   if not updates:
     return state
+  new = dict(updates)
   moved = collections.OrderedDict(
-    (
-      tier,
-      collections.OrderedDict((n, updates[n]) for n in named if n in updates),
-    )
+    (tier, collections.OrderedDict((n, new.pop(n)) for n in named if n in new))
     for tier, named in held.items()
+    if tier != tiers.CLIENT_VALUES
   )
   are_finite = [
     tf.reduce_all(tf.math.is_finite(tensor))
