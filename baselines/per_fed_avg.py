@@ -13,7 +13,9 @@ Metrics of training are those of the w that a client ends with.
 """
 
 import collections
+from collections.abc import Callable
 import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -25,6 +27,7 @@ from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
+from tff_partial.model import losses
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -68,19 +71,22 @@ def build_per_fed_avg(
       'or more, the distance positive.'
     )
 
+  loss = functools.partial(_loss, training.loss)
+  gradients = functools.partial(_gradients, loss)
+
   def adapted_loss(client: ClientContext) -> tf.Tensor:
     batch, w = batch_of(client), client.weights[GLOBAL]
     is_even = tf.equal(tf.range(tf.size(batch.is_real)) % 2, 0)
     is_single = tf.reduce_sum(tf.cast(batch.is_real, tf.int32)) < 2
     first = batch.is_real & (is_even | is_single)
     second = batch.is_real & (~is_even | is_single)
-    v = _moved(w, _gradients(client, w, first), -adaptation_rate)
-    value = _loss(client, v, second)
+    v = _moved(w, gradients(client, w, first), -adaptation_rate)
+    value = loss(client, v, second)
     if not hessian_free:
       return value
-    slopes = _gradients(client, v, second)
+    slopes = gradients(client, v, second)
     ahead, behind = (
-      _gradients(client, _moved(w, slopes, way), first)
+      gradients(client, _moved(w, slopes, way), first)
       for way in (delta, -delta)
     )
     return value - tf.add_n(
@@ -97,7 +103,7 @@ def build_per_fed_avg(
         terms=(*training.terms, adapted_loss),
         use_model_loss=False,
       ),
-      Phase(train=(), on=training.on, measured=True),
+      Phase(train=(), on=training.on, loss=training.loss, measured=True),
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizer,
@@ -128,7 +134,10 @@ def build_per_fed_avg_eval(
 
 
 def _loss(
-  client: ClientContext, weights: tiers.NamedTensors, chosen: tf.Tensor
+  of: losses.LossFn | None,
+  client: ClientContext,
+  weights: tiers.NamedTensors,
+  chosen: tf.Tensor,
 ) -> tf.Tensor:
   """Return the loss of GLOBAL weights on some examples of the batch."""
   batch = batch_of(client)
@@ -141,18 +150,21 @@ def _loss(
     seed=client.seed,
   )
   return client.model.loss(
-    batch.y, predictions, batch.weight, chosen, regularization
+    batch.y, predictions, batch.weight, chosen, regularization, of
   ).objective
 
 
 def _gradients(
-  client: ClientContext, weights: tiers.NamedTensors, chosen: tf.Tensor
+  loss: Callable[..., tf.Tensor],
+  client: ClientContext,
+  weights: tiers.NamedTensors,
+  chosen: tf.Tensor,
 ) -> tiers.NamedTensors:
   """Return the loss's gradients, as constants."""
   weights = tf.nest.map_structure(tf.stop_gradient, weights)
   with tf.GradientTape(watch_accessed_variables=False) as tape:
     tape.watch(weights)
-    value = _loss(client, weights, chosen)
+    value = loss(client, weights, chosen)
   found = tape.gradient(
     value, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
   )

@@ -3,10 +3,10 @@
 The server holds a control variate c, and each client remembers its own, c_i. In
 each local step a client adds c - c_i to its gradient, so that it drifts less to
 its own optimum. After K steps of rate eta from x to y its new c_i is the
-gradient of all its examples at x (option I), or c_i - c + (x - y) / (K eta)
-(option II). The server sums the changes of the cohort's c_i, and moves c by
-that sum divided by the number of all clients. All control variates are
-initialized to zero.
+gradient of the examples that it trains on at x (option I), or c_i - c +
+(x - y) / (K eta) (option II). The server sums the changes of the cohort's c_i,
+and moves c by that sum divided by the number of all clients. All control
+variates are initialized to zero.
 
 Deviations: a client without examples, or whose update is not finite, keeps its
 c_i. Batches are those of `training`.
@@ -59,7 +59,7 @@ def build_scaffold(
     learning_rate: eta_l of the paper, the rate of the clients' SGD.
     option: 1 or 2: the update of control variates. Option 1 needs one more pass
       over all examples.
-    training: How a client trains: batches and epochs.
+    training: How a client trains: batches and epochs, at `learning_rate`.
     aggregation: How the server aggregates updates; as in the paper, clients
       have equal weights by default.
     server_optimizer: Applies aggregated updates; eta_g is its rate, 1 by
@@ -78,6 +78,11 @@ def build_scaffold(
     raise SettingError(
       f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
       'positive.'
+    )
+  if option == 2 and training.rate_factor != 1.0:
+    raise SettingError(
+      'rate_factor: option 2 divides by the rate of the steps, which is '
+      f'learning_rate={learning_rate}. Give that rate itself, or take option 1.'
     )
 
   renewed = functools.partial(_renewed, learning_rate, option)
@@ -108,7 +113,14 @@ def build_scaffold(
   ]
   if option == 1:
     # Before the client moves, at the x that it received.
-    work.insert(0, Compute(_CONTROL, lambda client: client.gradients()))
+    work.insert(
+      0,
+      Compute(
+        _CONTROL,
+        lambda client: client.gradients(loss=training.loss),
+        training.on,
+      ),
+    )
   return compose(
     model,
     work=work,

@@ -67,6 +67,11 @@ def _gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
   return 2 * x.T @ (x @ w - y) / len(y)
 
 
+def _thrice(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+  """Another loss of a phase than the model's own."""
+  return 3.0 * tf.square(labels - predictions)[:, 0]
+
+
 def _batches(
   fields: planted.Fields, size: int = _BATCH
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -119,6 +124,23 @@ def test_scaffold(option, model, clients):
 
 
 @pytest.mark.slow
+def test_control_variates_are_gradients_of_what_clients_train_on(
+  model, clients
+):
+  training = dataclasses.replace(
+    _TRAINING, loss=_thrice, on=splits.halves().support
+  )
+  process = baselines.build_scaffold(
+    model, num_clients=1, option=1, training=training
+  )
+  _, remembered = planted.trained(process, clients, [['cid']])
+  x, y = (clients['cid'][name][:2] for name in 'xy')
+  np.testing.assert_allclose(
+    remembered['cid'][_NAME], 3 * _gradient(np.ones([2, 1]), x, y), atol=1e-5
+  )
+
+
+@pytest.mark.slow
 def test_a_client_without_examples_keeps_its_control_variate(model, clients):
   # One example leaves none for the second half.
   training = dataclasses.replace(_TRAINING, on=splits.halves().query)
@@ -150,6 +172,10 @@ def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
     ({'option': 3}, 'option=3: the paper has the options 1 and 2'),
     ({'num_clients': 0}, 'num_clients=0, .*: both must be positive'),
     ({'learning_rate': 0.0}, 'learning_rate=0.0: both must be positive'),
+    (
+      {'training': Phase(rate_factor=0.5)},
+      'rate_factor: option 2 divides by .* learning_rate=0.1. Give that rate',
+    ),
   ],
 )
 def test_what_scaffold_cannot_do_is_refused(options, message, model):
@@ -262,10 +288,15 @@ def test_no_share_of_clients_is_refused(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('hessian_free', [False, True])
-def test_per_fed_avg(hessian_free, model, clients):
-  alpha = 0.2
-  training = dataclasses.replace(_TRAINING, batch_size=3)
+@pytest.mark.parametrize(
+  ('hessian_free', 'loss', 'times'),
+  [(False, None, 1), (True, None, 1), (True, _thrice, 3)],
+)
+def test_per_fed_avg(hessian_free, loss, times, model, clients):
+  alpha = 0.2 / times
+  training = dataclasses.replace(
+    _TRAINING, batch_size=3, loss=loss, optimizer=sgd(_RATE / times)
+  )
   process = baselines.build_per_fed_avg(
     model,
     adaptation_rate=alpha,
@@ -283,10 +314,10 @@ def test_per_fed_avg(hessian_free, model, clients):
         # Of a single example both gradients.
         first, second = (x[::2], y[::2]), (x[1::2], y[1::2])
         second = second if len(y) > 1 else first
-        slope = _gradient(local - alpha * _gradient(local, *first), *second)
+        slope = _gradient(local - 0.2 * _gradient(local, *first), *second)
         if hessian_free:
           hessian = 2 * first[0].T @ first[0] / len(first[1])
-          slope = slope - alpha * hessian @ slope
+          slope = slope - 0.2 * hessian @ slope
         local = local - _RATE * slope
       moves.append(local - w)
       sizes.append(len(clients[name]['y']))
