@@ -9,7 +9,8 @@ the consensus, the mean over all clients: beside its loss it minimizes
     kappa / 2 mean_j (mean of z_j - consensus_j)^2
 
 over features j, for each batch, which is the momentum of 1 in the authors' run
-on images. The consensus does not change once it is known.
+on images. Examples count by their weights. The consensus does not change once
+it is known.
 
 Deviations: the consensus is collected in the first rounds, from the clients
 that take part in them, while they train without this term; the paper has all
@@ -32,6 +33,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import weights_of_examples
 from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.model import outputs as outputs_lib
@@ -90,14 +92,15 @@ def build_fed_dbe(
 
   def near_consensus(client: ClientContext) -> tf.Tensor:
     batch, server = batch_of(client), client.server
-    found = _total(features(batch.predictions), batch.is_real)
+    found = _total(features(batch.predictions), batch.example_weights)
     distances = tf.math.squared_difference(_mean(found), _mean(server))
     return tf.where(
       _is_collecting(server), 0.0, penalty / 2.0 * tf.reduce_mean(distances)
     )
 
   def summed(client: ClientContext) -> Any:
-    found = _total(features(client.predict()), client.is_real)
+    weights = weights_of_examples(client.example_weights)
+    found = _total(features(client.predict()), weights)
     return tf.nest.map_structure(
       lambda t: tf.where(_is_collecting(client.server), t, 0.0), found
     )
@@ -138,12 +141,11 @@ def _collected(server: Server, joined: Any) -> Server:
   return server._replace(state=state)
 
 
-def _total(values: tf.Tensor, is_real: tf.Tensor) -> Any:
-  """Return the sum of real examples' features, and their number."""
-  values = tf.where(is_real[:, tf.newaxis], tf.cast(values, tf.float32), 0.0)
+def _total(values: tf.Tensor, weights: tf.Tensor) -> Any:
+  """Return the weighted sum of examples' features, and that of weights."""
+  values = tf.cast(values, tf.float32) * weights[:, tf.newaxis]
   return collections.OrderedDict(
-    sum=tf.reduce_sum(values, 0),
-    count=tf.reduce_sum(tf.cast(is_real, tf.float32)),
+    sum=tf.reduce_sum(values, 0), count=tf.reduce_sum(weights)
   )
 
 

@@ -1,8 +1,9 @@
 """FedProto (Tan et al., AAAI 2022), Algorithm 1: only prototypes are shared.
 
 Each client trains its own model. It sends, for each class, the mean of its
-features of that class, the prototype (Eq. 3), and its number of examples; the
-server averages prototypes of a class by these numbers (Eq. 6). The loss keeps
+features of that class, the prototype (Eq. 3), and its number of examples, where
+each counts by its weight; the server averages prototypes of a class by these
+numbers (Eq. 6). The loss keeps
 the features of each example near the prototype of its class (Eqs. 7 and 8). No
 weights and no gradients are sent.
 
@@ -31,6 +32,7 @@ from tff_partial.composition import compose
 from tff_partial.composition import ServerState
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import weights_of_examples
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
@@ -93,12 +95,9 @@ def build_fed_proto(
 
   def prototypes(client: ClientContext) -> Any:
     found = features(client.predict(tiers.personal_copy))
-    members = tf.one_hot(
-      tf.where(
-        client.is_real, tf.cast(classes(client.examples['y']), tf.int32), -1
-      ),
-      num_classes,
-    )
+    of = tf.cast(classes(client.examples['y']), tf.int32)
+    weights = weights_of_examples(client.example_weights)
+    members = tf.one_hot(of, num_classes) * weights[:, tf.newaxis]
     return collections.OrderedDict(
       sums=tf.matmul(members, found, transpose_a=True),
       counts=tf.reduce_sum(members, 0),

@@ -42,6 +42,11 @@ class Batch(NamedTuple):
   is_real: tf.Tensor
   predictions: Any
 
+  @property
+  def example_weights(self) -> tf.Tensor:
+    """Weights of the examples, zero for padding; see `weights_of_examples`."""
+    return tf.where(self.is_real, weights_of_examples(self.weight), 0.0)
+
   @classmethod
   def of(
     cls, fields: Mapping[str, Any], is_real: tf.Tensor, predictions: Any
@@ -61,12 +66,13 @@ class Batch(NamedTuple):
     """Return the mean of weighted values over the real examples, a scalar.
 
     Args:
-      values: `[batch]`, one number per example; ignored for padding.
+      values: `[batch]`, one number per example, which is multiplied by the
+        example's weight, the mean of those of its steps; ignored for padding.
       among: bool `[batch]`, the examples to average over; all by default. The
         mean over none is 0.
     """
     chosen = self.is_real if among is None else self.is_real & among
-    values = tf.cast(values, tf.float32) * self.weight
+    values = tf.cast(values, tf.float32) * weights_of_examples(self.weight)
     total = tf.reduce_sum(tf.where(chosen, values, 0.0))
     number = tf.reduce_sum(tf.cast(chosen, tf.float32))
     return total / tf.maximum(number, 1.0)
@@ -254,6 +260,15 @@ class ClientContext(NamedTuple):
       training=training,
       seed=self.seed,
     )
+
+
+def weights_of_examples(weight: tf.Tensor) -> tf.Tensor:
+  """Return a weight for each example, `[batch]`: the mean if steps have some.
+
+  Args:
+    weight: The examples' weights, or those of their steps, `[batch, ...]`.
+  """
+  return tf.reduce_mean(weight, range(1, weight.shape.rank))
 
 
 def first_of(examples: Mapping[str, Any], number: tf.Tensor) -> Any:

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_partial import tiers
+from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
 from tff_partial.model import keras_models
 
@@ -38,3 +39,17 @@ def test_predictions_for_padding_are_numbers_where_zeros_give_none(capacity):
   )
   found = client.predict()
   np.testing.assert_allclose(found, [[0.6 + 2 * 0.8]] * capacity, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('weight', 'expected'),
+  [
+    ([2.0, 0.0, 1.0], 1.0),
+    # As many steps as examples: each weighs as its steps do on average.
+    ([[1.0, 0.0, 2.0], [0.5, 0.5, 0.5], [1.0, 1.0, 1.0]], 3.0),
+  ],
+)
+def test_a_mean_weighs_examples_by_the_mean_of_their_steps(weight, expected):
+  is_real = tf.constant([True, True, False])
+  batch = Batch(None, None, tf.constant(weight), is_real, None)
+  assert batch.mean(tf.constant([1.0, 10.0, 1e9])) == expected

@@ -575,6 +575,30 @@ def test_fed_proto(with_features, clients):
 
 
 @pytest.mark.slow
+def test_examples_without_weight_have_no_share_in_features(with_features):
+  clients = {
+    'ann': {
+      'x': np.array([[1.0, 2.0], [50.0, 70.0]], np.float32),
+      'y': np.zeros([2, 1], np.float32),
+      'weight': np.array([1.0, 0.0], np.float32),
+    }
+  }
+  process = _proto(with_features, training=Phase(optimizer=sgd(0.0)))
+  state, _ = planted.trained(process, clients, [['ann']])
+  server = state.client_work['server']
+  np.testing.assert_array_equal(server['prototypes'][0], [1.0, 2.0])
+  process = baselines.build_fed_dbe(
+    _shifted(),
+    features=lambda outputs: outputs['features'],
+    training=Phase(optimizer=sgd(0.0)),
+  )
+  state, _ = planted.trained(process, clients, [['ann']])
+  server = state.client_work['server']
+  np.testing.assert_array_equal(server['sum'], [1.0, 2.0])
+  assert server['count'] == 1.0
+
+
+@pytest.mark.slow
 def test_moon(with_features, clients):
   process = baselines.build_moon(
     with_features,
@@ -617,8 +641,9 @@ def test_what_moon_cannot_do_is_refused(with_features):
     baselines.build_moon(with_features, features=lambda o: o, temperature=0.0)
 
 
-@pytest.mark.slow
-def test_fed_dbe(clients):
+def _shifted() -> models.PartialModel:
+  """The same with a vector of the client's own."""
+
   def build() -> tf.keras.Model:
     plain = _two_layers()
     features = plain.get_layer('features').output
@@ -626,14 +651,19 @@ def test_fed_dbe(clients):
     total = plain.get_layer('total')(features + shift(features))
     return tf.keras.Model(plain.input, {'features': features, 'total': total})
 
+  return keras_models.from_keras(
+    build,
+    loss=lambda labels, outputs: tf.square(labels - outputs['total'])[:, 0],
+    labels=tf.TensorSpec([1], tf.float32),
+    local='shift',
+  )
+
+
+@pytest.mark.slow
+def test_fed_dbe(clients):
   penalty = 0.7
   process = baselines.build_fed_dbe(
-    keras_models.from_keras(
-      build,
-      loss=lambda labels, outputs: tf.square(labels - outputs['total'])[:, 0],
-      labels=tf.TensorSpec([1], tf.float32),
-      local='shift',
-    ),
+    _shifted(),
     features=lambda outputs: outputs['features'],
     penalty=penalty,
     collecting_rounds=2,

@@ -176,7 +176,7 @@ def user_phase(
   def prior(client: ClientContext) -> Prior:
     """Return the loss of all items as if none was observed, and the penalty."""
     batch, gram = batch_of(client), client.weight(GLOBAL, GRAM)
-    number = tf.reduce_sum(tf.where(batch.is_real, batch.weight, 0.0))
+    number = tf.reduce_sum(batch.example_weights)
     penalty = weighting.penalty(number, num_items)
     return Prior(
       None, weighting.unobserved * gram + penalty * tf.eye(gram.shape[0])

@@ -316,9 +316,10 @@ def _item_uncertainty(client: ClientContext) -> tf.Tensor:
   user = with_one(client.weight(LOCAL, USER))
   packing = Packing(user.shape[0])
   held = tf.gather(client.weight(GLOBAL, COVARIANCE), items_of(batch.x))
-  weight = tf.where(batch.is_real, batch.weight, 0.0)
   number = tf.reduce_sum(tf.cast(batch.is_real, tf.float32))
-  total = packing.unpack(tf.linalg.matvec(held, weight, transpose_a=True))
+  total = packing.unpack(
+    tf.linalg.matvec(held, batch.example_weights, transpose_a=True)
+  )
   square = tf.reduce_sum(user * tf.linalg.matvec(total, user))
   return square / tf.maximum(number, 1.0)
 
