@@ -12,6 +12,7 @@ Deviations: a client without examples, or whose update is not finite, keeps its
 c_i. Batches are those of `training`.
 """
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -72,32 +73,12 @@ def build_scaffold(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  if option not in (1, 2):
-    raise SettingError(f'option={option}: the paper has the options 1 and 2.')
-  if num_clients < 1 or learning_rate <= 0.0:
-    raise SettingError(
-      f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
-      'positive.'
-    )
-  if option == 2 and training.rate_factor != 1.0:
-    raise SettingError(
-      'rate_factor: option 2 divides by the rate of the steps, which is '
-      f'learning_rate={learning_rate}. Give that rate itself, or take option 1.'
-    )
-
+  _check(num_clients, learning_rate, option, training)
   renewed = functools.partial(_renewed, learning_rate, option)
   controls = client_statistics.Statistic(
     _CONTROL,
     summarize=lambda client: tiers.delta(renewed(client), client.remembered),
-    update=lambda server, total: server._replace(
-      state=tf.nest.map_structure(
-        lambda shared, change: (
-          shared + change / tf.cast(num_clients, change.dtype)
-        ),
-        server.state,
-        total,
-      )
-    ),
+    update=functools.partial(_moved, num_clients),
   )
   correction = linear(
     lambda client: tiers.delta(client.server, client.remembered)
@@ -136,6 +117,36 @@ def build_scaffold(
 
 
 build_scaffold_eval = partial_training.build_evaluation
+
+
+def _check(
+  num_clients: int, learning_rate: float, option: int, training: Phase
+) -> None:
+  if option not in (1, 2):
+    raise SettingError(f'option={option}: the paper has the options 1 and 2.')
+  if num_clients < 1 or learning_rate <= 0.0:
+    raise SettingError(
+      f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
+      'positive.'
+    )
+  if option == 2 and training.rate_factor != 1.0:
+    raise SettingError(
+      'rate_factor: option 2 divides by the rate of the steps, which is '
+      f'learning_rate={learning_rate}. Give that rate itself, or take option 1.'
+    )
+
+
+def _moved(
+  num_clients: int,
+  server: client_statistics.Server,
+  changes: tiers.NamedTensors,
+) -> client_statistics.Server:
+  """Return the server with c moved by the sum of clients' changes over N."""
+  state = collections.OrderedDict(
+    (name, c + changes[name] / tf.cast(num_clients, c.dtype))
+    for name, c in server.state.items()
+  )
+  return server._replace(state=state)
 
 
 def _renewed(
