@@ -228,6 +228,14 @@ class _Starts(tf.keras.metrics.Metric):
     return self.product
 
 
+class _Largest(tf.keras.metrics.Sum):
+  """The largest error of a client; its sum over clients is none."""
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    largest = tf.reduce_max(tf.abs(y_true - y_pred)[:, 0] * sample_weight)
+    self.total.assign(tf.maximum(self.total, largest))
+
+
 class _AssignsInside(tf.keras.metrics.Sum):
   def update_state(self, y_true, y_pred, sample_weight=None):
     if tf.reduce_any(sample_weight > 0):
@@ -294,6 +302,11 @@ class _AssignsInside(tf.keras.metrics.Sum):
     (
       {'metrics': lambda: [_Starts()]},
       "The state of metric 'starts' does not begin with zeros",
+    ),
+    (
+      {'metrics': lambda: [_Largest(name='largest')]},
+      "The state of metric 'largest' is no sum: two equal examples do not "
+      'count twice as much as one, .* a total and a count',
     ),
     (
       {'metrics': lambda: [_AssignsInside(name='inside')]},

@@ -175,26 +175,75 @@ class PureMetrics:
   def _first_state(
     self, metric: tf.keras.metrics.Metric, output: Any
   ) -> list[np.ndarray]:
-    """Return a metric's initial state; refuse one that padding changes."""
+    """Return a metric's initial state; refuse one that is no sum."""
     with tf.init_scope():
-      self._measure_padding(metric, output)
+      self._measure_alike(metric, output)
       state = [variable.numpy() for variable in metric.variables]
-    # Zeros are no real example, so their measurement may be NaN.
-    if any(np.nan_to_num(value).any() for value in state):
-      raise ModelError(
-        f'The state of metric {metric.name!r} does not begin with zeros or is '
-        'changed by an example of weight 0, so that it would count padding and '
-        'could not be summed over clients. Honour `sample_weight`, and sum.'
-      )
-    return [np.zeros_like(value) for value in state]
+      # Zeros are no real example, so their measurement may be NaN.
+      if any(np.nan_to_num(value).any() for value in state):
+        raise ModelError(
+          f'The state of metric {metric.name!r} does not begin with zeros or '
+          'is changed by an example of weight 0, so that it would count '
+          'padding and could not be summed over clients. Honour '
+          '`sample_weight`, and sum.'
+        )
+      zeros = [np.zeros_like(value) for value in state]
+      if not self._sums(metric, output, zeros):
+        raise ModelError(
+          f'The state of metric {metric.name!r} is no sum: two equal examples '
+          'do not count twice as much as one, so that it cannot be summed over '
+          'clients. Keep sums in it, such as a total and a count.'
+        )
+    return zeros
 
-  def _measure_padding(
-    self, metric: tf.keras.metrics.Metric, output: Any
+  def _sums(
+    self,
+    metric: tf.keras.metrics.Metric,
+    output: Any,
+    zeros: Sequence[np.ndarray],
+  ) -> bool:
+    """Return False if two equal examples do not count twice as much as one."""
+
+    def restart() -> None:
+      for variable, zero in zip(metric.variables, zeros, strict=True):
+        variable.assign(zero)
+
+    states = []
+    restart()
+    try:
+      for _ in range(2):
+        self._measure_alike(metric, output, 1.0, 0.5, 1.0)
+        states.append([variable.numpy() for variable in metric.variables])
+    except (ValueError, TypeError, tf.errors.OpError):
+      return True  # Ones may be no label.
+    finally:
+      restart()
+    return all(
+      np.allclose(2.0 * one, two, equal_nan=True)
+      for one, two in zip(*states, strict=True)
+    )
+
+  def _measure_alike(
+    self, metric: tf.keras.metrics.Metric, output: Any, *values: float
   ) -> None:
-    """Measure an example of weight 0; some metrics wait for shapes."""
-    labels, predictions, weight = tf.nest.map_structure(
-      lambda spec: tf.zeros([n or 1 for n in [1, *spec.shape]], spec.dtype),
-      self._specs,
+    """Measure an example of equal numbers; some metrics wait for shapes.
+
+    Args:
+      metric: The metric.
+      output: The output that it measures.
+      *values: The number in labels, in predictions, and the weight; 0 by
+        default, as in padding.
+    """
+
+    def filled(spec: tf.TensorSpec, value: float) -> tf.Tensor:
+      shape = [n or 1 for n in [1, *spec.shape]]
+      if not value:
+        return tf.zeros(shape, spec.dtype)
+      return tf.cast(tf.fill(shape, value), spec.dtype)
+
+    labels, predictions, weight = (
+      tf.nest.map_structure(lambda spec, v=value: filled(spec, v), specs)
+      for specs, value in zip(self._specs, values or [0.0] * 3, strict=True)
     )
     self._measure(metric, output, labels, predictions, weight)
 
@@ -277,7 +326,7 @@ class PureMetrics:
     with keras_variables.answering_variables(answer):
       metric = self.build()[position]
       if len(metric.variables) < len(state):
-        self._measure_padding(metric, self._outputs[position])
+        self._measure_alike(metric, self._outputs[position])
     variables = list(metric.variables)
     for variable, tensor in zip(variables, state, strict=True):
       variable.assign(tensor)
