@@ -60,6 +60,13 @@ def test_different_runs_are_not_averaged_in_silence(tmp_path):
     _settings(tmp_path, 'algorithm')
 
 
+def test_data_sets_are_not_averaged(tmp_path):
+  for seed, name in enumerate(('ml-1m', 'ml-100k')):
+    folders.write(tmp_path, name, seed=seed, more={'data': {'name': name}})
+  with pytest.raises(AnalysisError, match='data: ml-100k and ml-1m. Name'):
+    _settings(tmp_path)
+
+
 def test_a_seed_counts_once(tmp_path):
   for name in 'ab':
     folders.write(tmp_path, name, seed=3)

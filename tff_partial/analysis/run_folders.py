@@ -60,6 +60,12 @@ class RunFolder:
     return DIVERGED if self.result.get('diverged') else DONE
 
   @property
+  def data(self) -> str | None:
+    """The name of the data that it read; None if unknown."""
+    counts = (self.result or {}).get('data') or {}
+    return counts.get('name', counts.get('corpus'))
+
+  @property
   def seed(self) -> str:
     """The seed, as a string; empty if unknown."""
     return str((self.result or {}).get(_SEED, self.flags.get(_SEED, '')))
@@ -203,7 +209,7 @@ def settings(
 
   Raises:
     AnalysisError: If `by` would mix runs that differ otherwise, if no run has
-      such a flag, or if a setting has a seed twice.
+      such a flag, or if a setting has a seed twice or runs of different data.
   """
   names = {name for run in runs for name in run.flags} - _SILENT
   differing = sorted(
@@ -230,6 +236,12 @@ def settings(
             f'differ in {name}: {there or "unset"!r} and {here or "unset"!r}. '
             f'Tell runs apart by {name}, too.'
           )
+      if None not in (of := (members[0].data, run.data)) and len(set(of)) > 1:
+        raise AnalysisError(
+          f'{members[0].folder} and {run.folder} would make one row, but read '
+          f'different data: {of[0]} and {of[1]}. Name the data of runs by '
+          '--data_set, or report them one by one.'
+        )
       twin = seeds.setdefault(run.seed, run)
       if twin is not run:
         raise AnalysisError(

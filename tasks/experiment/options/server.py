@@ -148,7 +148,7 @@ class Server(Options):
     if self.aggregator == 'robust':
       return aggregators.robust()
     if self.aggregator in _JOINS:
-      wrong = int(self.withstood_share * clients_per_round)
+      wrong = int(self.withstood_share * clients_per_round + 1e-9)
       options: dict[str, dict[str, Any]] = {
         'trimmed_mean': {'share': self.withstood_share},
         'krum': {'num_attackers': wrong},
