@@ -81,6 +81,19 @@ def _weights(process: Any, clients: Any, rounds: int = 1) -> Any:
   }
 
 
+def test_copies_begin_apart_also_by_an_initializer_with_a_seed():
+  """Or clients could not tell them apart, and all would take the first."""
+  draw = tf.keras.initializers.GlorotUniform(seed=3)
+  x = tf.keras.Input([1])
+  build = lambda: tf.keras.Model(  # noqa: E731
+    x, tf.keras.layers.Dense(1, kernel_initializer=draw, name='head')(x)
+  )
+  model = tff_partial.from_keras(build, loss='mse', group='head', num_groups=2)
+  seed = tf.constant([0, 0])
+  first, other = model.initial_weights_at_server(GROUP, seed)['head/kernel']
+  assert first == model.initial_weights(GROUP, seed)['head/kernel'] != other
+
+
 def _padded(model: models.PartialModel, capacity: int, weights: Any):
   """A client with y = 2 x of two examples, and its padding."""
   rest = [[0.0]] * (capacity - 2)

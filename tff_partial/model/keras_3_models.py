@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_partial import random_bits
 from tff_partial.model import keras_3
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import loss_scaling
+from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
 from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
@@ -274,7 +274,7 @@ def _first_value(
 
   def initialize(seed: tf.Tensor) -> tf.Tensor:
     if isinstance(own_seed, int):
-      seed = tf.constant(random_bits.derive('initializer', own_seed))
+      seed = seeded_draws.seed_of(own_seed)
     with keras_3.drawing(seed):
       drawn = tf.convert_to_tensor(initializer(shape, dtype=dtype))
     return tf.ensure_shape(tf.cast(drawn, dtype), shape)

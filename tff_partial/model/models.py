@@ -24,6 +24,7 @@ from tff_partial.model import keras_metrics
 from tff_partial.model import losses
 from tff_partial.model import open_lengths
 from tff_partial.model import preprocessing
+from tff_partial.model import seeded_draws
 from tff_partial.model import traced_checks
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import classes
@@ -247,10 +248,9 @@ class PartialModel:
     """Draw a tier's first values at the server, each copy separately."""
     if tier != tiers_lib.GROUP:
       return self.initial_weights(tier, seed)
-    copies = [
-      self.initial_weights(tier, random_bits.fold_in(seed, f'group {group}'))
-      for group in range(self.num_groups)
-    ]
+    copies = seeded_draws.of_copies(
+      self.num_groups, lambda own: self.initial_weights(tier, own), seed
+    )
     if len(self._initial_values) > 1:
       for copy_of_group, given in zip(
         copies, self._initial_values, strict=True

@@ -5,6 +5,7 @@ still draws from hidden state is refused when traced (see `tracing.py`).
 """
 
 from collections.abc import Callable
+import contextvars
 import functools
 import itertools
 from typing import Any
@@ -31,6 +32,33 @@ def _normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     return self._draw(draw, shape, mean, stddev, dtype=dtype)
 
   return method
+
+
+# The number of the copy that is drawn, if it is not the first of several.
+_COPY: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar(
+  'copy', default=()
+)
+
+
+def seed_of(initializer_seed: int) -> tf.Tensor:
+  """Return the seed of an initializer that was given one."""
+  return tf.constant(
+    random_bits.derive('initializer', initializer_seed, *_COPY.get())
+  )
+
+
+def of_copies(
+  number: int, draw: Callable[[tf.Tensor], Any], seed: tf.Tensor
+) -> list[Any]:
+  """Draw several copies, each separately, by initializers with a seed, too."""
+  found = []
+  for place in range(number):
+    token = _COPY.set((place,) if place else ())
+    try:
+      found.append(draw(random_bits.fold_in(seed, f'group {place}')))
+    finally:
+      _COPY.reset(token)
+  return found
 
 
 class SeededDraws:
@@ -159,7 +187,7 @@ def _drawn_by(
     if not _draws(request):
       return initial_value()
     if own_seed is not None:
-      seed = tf.constant(random_bits.derive('initializer', own_seed))
+      seed = seed_of(own_seed)
     # Other layers or models may share the initializer.
     generator = initializer._random_generator
     initializer._random_generator = SeededDraws(seed, rows)
