@@ -129,13 +129,15 @@ def _of_user(
 
 
 def _of_items(client: ClientContext, packing: Packing) -> Any:
-  """Return for each interaction the same row: the normal equations of items."""
+  """Return for each interaction the normal equations of its item."""
   user = client.weight(LOCAL, factors.USER)
-  row = tf.concat([tf.ones([1]), packing.pack(user[:, None] * user), user], 0)
+  left = tf.concat([tf.ones([1]), packing.pack(user[:, None] * user)], 0)
+  of_left, of_right = [[0, packing.size]], [[packing.number + 1, 0]]
+  weights = client.example_weights
   return collections.OrderedDict(
     ids=tf.where(client.is_real, client.examples['x'], 0),
-    weights=client.example_weights[:, None],
-    parts=row[None],
+    weights=tf.stack([weights, weights * client.examples['y']], 1),
+    parts=tf.stack([tf.pad(left, of_left), tf.pad(user, of_right)]),
   )
 
 

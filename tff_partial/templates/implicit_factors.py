@@ -114,7 +114,8 @@ def build_model(
 ) -> models.PartialModel:
   """Build the model that `build_fed_ials` trains.
 
-  Labels are 1 for an interaction; others are not needed.
+  Labels are 1 for an interaction; what is not observed needs none. One with
+  another label, such as 0 for an item that was shown in vain, is observed too.
 
   Args:
     num_items: Number of items; inputs are their ids.
