@@ -11,8 +11,9 @@ all clients.
 The server holds `u = h / alpha`, so that it needs no alpha: `u += p d`, then
 `x -= d + u`, for the mean d of `x - w` and the share p of clients in a round.
 
-Deviations: p is `participation` in each round, also where clients fail. Batches
-and epochs are those of `training`; the paper minimizes exactly.
+Deviations: p is `participation` in each round, also where clients fail; if none
+counts, x stays. Batches and epochs are those of `training`; the paper minimizes
+exactly.
 """
 
 import collections
@@ -117,9 +118,13 @@ class _Dynamic(Optimizer):
 
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
     """Add a share of the mean update, and move by it and by the whole sum."""
+    # The mean update of a round of which no client counts is zero.
+    counts = tf.reduce_any(
+      [tf.reduce_any(tf.not_equal(d, 0)) for d in tf.nest.flatten(gradients)]
+    )
     total = tf.nest.map_structure(
       lambda u, d: u + self._participation * d, state, gradients
     )
     return total, tf.nest.map_structure(
-      lambda x, d, u: x - d - u, weights, gradients, total
+      lambda x, d, u: tf.where(counts, x - d - u, x), weights, gradients, total
     )

@@ -279,6 +279,23 @@ def test_fed_dyn(model, clients):
     np.testing.assert_allclose(kept[_NAME], own[name], atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_round_in_which_no_client_counts_moves_nothing(model, clients):
+  # One example leaves none for the second half.
+  training = dataclasses.replace(_TRAINING, on=splits.halves().query)
+  process = baselines.build_fed_dyn(model, training=training)
+  clients = {
+    'ann': clients['ann'],
+    'eve': {name: values[:1] for name, values in clients['ann'].items()},
+  }
+  once, twice = (
+    _global(planted.trained(process, clients, rounds)[0])
+    for rounds in ([['ann']], [['ann'], ['eve']])
+  )
+  assert np.abs(once - 1.0).min() > 0
+  np.testing.assert_array_equal(twice, once)
+
+
 def test_no_share_of_clients_is_refused(model):
   with pytest.raises(SettingError, match='participation=0.0: the share'):
     baselines.build_fed_dyn(model, participation=0.0)
@@ -477,6 +494,27 @@ def test_pp_sgd(model, clients):
   weights = process.get_model_weights(state)
   found = measuring.evaluate(weights, [remembered['bob']], cohort)
   assert found.metrics['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_of_shares_that_are_not_learned_fed_ala_is_fed_avg(model, clients):
+  process = algorithms.build_fed_ala(
+    model, adaptation=Phase(max_steps=0), training=_TRAINING
+  )
+  plain = algorithms.build_fed_avg(model, training=_TRAINING)
+  found, expected = (
+    _global(planted.trained(each, clients, _ROUNDS)[0])
+    for each in (process, plain)
+  )
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('rate', [0.0, 0.1])
+def test_a_mixture_may_be_a_whole_number(rate, model):
+  process = algorithms.build_apfl(
+    model, mixture=1, mixture_learning_rate=rate, training=_TRAINING
+  )
+  assert 'int' not in str(process.initialize_client.type_signature.result)
 
 
 def test_fed_ala_refuses_shares_of_no_variable(model):

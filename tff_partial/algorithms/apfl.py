@@ -147,7 +147,7 @@ def _memory(mixture: float, adaptive: bool) -> client_state.ClientState:
   if not adaptive:
     return client_state.persist_personal
   return client_state.persist_numbers(
-    client_state.persist_personal, lambda model: {_ALPHA: mixture}
+    client_state.persist_personal, lambda model: {_ALPHA: float(mixture)}
   )
 
 
@@ -155,6 +155,8 @@ def _weights_fn(mixture: float, adaptive: bool) -> tiers.WeightsFn:
   """Return the function to the mixture that the model reads."""
 
   def share(weights: tiers.Weights) -> tf.Tensor:
-    return weights[CLIENT_VALUES][_ALPHA] if adaptive else tf.constant(mixture)
+    if adaptive:
+      return weights[CLIENT_VALUES][_ALPHA]
+    return tf.constant(float(mixture))
 
   return tiers.mixed(share)

@@ -55,7 +55,8 @@ def build_fed_ala(
     model: The model, without local variables.
     adapted: Regular expression over whole names of the variables with shares to
       learn, in the paper those of the top p layers.
-    adaptation: How shares are learned; its optimizer has the rate eta.
+    adaptation: How shares are learned; its optimizer has the rate eta. With
+      `max_steps=0` they stay 1, as in FedAvg.
     training: How the mixture is trained: optimizer, batches, epochs.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
@@ -82,7 +83,7 @@ def build_fed_ala(
         training,
         train=(GLOBAL,),
         weights_fn=tiers.server_and_local_weights,
-        measured=False,
+        measured=adaptation.max_steps == 0,  # Else shares learn, and measure.
       ),
     ],
     aggregation=aggregation,
