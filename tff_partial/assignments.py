@@ -152,11 +152,10 @@ def by_prototype(
     return batch.mean(loss, among=liked_type(batch.y) >= 0)
 
   def to_own(client: ClientContext) -> tf.Tensor:
-    batch = batch_of(client)
-    number = client.model.num_groups
-    own = tf.one_hot(sub_population(batch.y), number)
-    own *= tf.cast(is_prototypical(batch.y), own.dtype)[:, tf.newaxis]
-    return 0.5 * batch.mean(tf.reduce_sum(own * distances(client), -1))
+    labels, number = batch_of(client).y, client.model.num_groups
+    own = tf.one_hot(sub_population(labels)[0], number)
+    own = tf.where(is_prototypical(labels)[0], own, 0.0)
+    return 0.5 * tf.reduce_sum(own * distances(client))
 
   def choose(client: ClientContext) -> tf.Tensor:
     labels = client.examples['y']

@@ -304,6 +304,10 @@ def test_prototypes_are_the_embeddings_of_prototypical_clients(triplet):
   np.testing.assert_allclose(
     weights['prototypes/vectors'], [[0.0], [2.0], [5.0 - 0.1 * 4.0 / 2 * 5]]
   )
+  # Whatever its examples weigh.
+  clients['known']['weight'] = np.array([3.0], np.float32)
+  weights, _ = _after(triplet, clients)
+  np.testing.assert_allclose(weights['prototypes/vectors'][2], [5.0 - 1.0])
 
 
 @pytest.mark.parametrize(
