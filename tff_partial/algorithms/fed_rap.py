@@ -11,8 +11,8 @@ with the number of completed rounds a, as `tanh(a / 10)`: first tables fit the
 interactions, and then they separate.
 
 Deviations: as in decoupled weight decay, the two regularizers have a step of
-their own of rate 1 after each step on the loss, so that lambda and mu mean the
-same with any optimizer. The loss is that of the model: use
+their own of rate 1 after the steps on each batch, so that lambda and mu mean
+the same with any optimizer. The loss is that of the model: use
 `templates.ranking.loss_with_negatives('binary')`, of negatives drawn again in
 each step, for the paper's. C is made small by slopes, not by a threshold, so
 that its numbers are near zero, not zero. Nothing is added to updates for
