@@ -90,7 +90,7 @@ def main(request: Request) -> None:
     number = versions.delete(request.client)
   print(
     f'Deleted {number} versions of what client {request.client} remembered. It '
-    'begins anew if it takes part again. What the global weights have learned '
+    'starts over if it takes part again. What the global weights have learned '
     'from it stays learned; copies and exports stay where they are.'
   )
 

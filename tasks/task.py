@@ -360,14 +360,14 @@ class MeasuredByProtocol(Task):
   @property
   def validation(self) -> EvaluationClients:
     """The clients that choose the best round."""
-    return self._examinees(VALIDATION)
+    return self._evaluation_clients(VALIDATION)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
     """The test clients, by the names of their results."""
-    return {self.protocol: self._examinees(TEST)}
+    return {self.protocol: self._evaluation_clients(TEST)}
 
-  def _examinees(self, part: str) -> EvaluationClients:
+  def _evaluation_clients(self, part: str) -> EvaluationClients:
     if self.protocol == SEEN:
       return EvaluationClients(
         part, True, tff_partial.splits.by_mark('is_query')

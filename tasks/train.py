@@ -33,7 +33,7 @@ def main(config: Config, output: Output, plan: DryRun) -> None:
   result = running.run(config, output)
   folder = pathlib.Path(str(output.output_dir))
   if result.trained is None:
-    print(f'{folder} holds this run already; delete it to run it anew.')
+    print(f'{folder} holds this run already; delete it to train again.')
   print(result)
   if result.trained is not None:
     if result.trained.ended_by:

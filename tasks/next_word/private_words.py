@@ -184,8 +184,8 @@ class Draw:
       OptionError: With the difference and a remedy.
     """
     remedy = (
-      'To draw anew would be one more release of the same users. Give the same '
-      'to go on with it, or choose another folder.'
+      'To draw again would be one more release of the same users. Give the '
+      'same to go on with it, or choose another folder.'
     )
     for name in {**self.terms, **terms}:
       before, now = self.terms.get(name), terms.get(name)

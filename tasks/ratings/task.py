@@ -63,10 +63,10 @@ class RatingsTask(movielens.MovieLens):
       ratings.columns['item']: vocabularies_lib.Vocabulary(ratings.item_titles)
     }
 
-  def _examinees(self, part: str) -> EvaluationClients:
+  def _evaluation_clients(self, part: str) -> EvaluationClients:
     if self.protocol == UNSEEN:
       return EvaluationClients(part, False, splits.halves())
-    return super()._examinees(part)
+    return super()._evaluation_clients(part)
 
   @property
   def _unit(self) -> float:

@@ -273,18 +273,18 @@ def compare(
     for seed in chosen:
       process, measure = build(seed)
       data = clients(process.example_spec)
-      exam = None
+      held = None
       if validation is not None:
-        exam = programs.EvaluationSet(measure, validation(measure.example_spec))
+        held = programs.EvaluationSet(measure, validation(measure.example_spec))
       result = programs.train(
         process,
         data,
         rounds=rounds,
         clients_per_round=clients_per_round,
         seed=seed,
-        validation=exam,
+        validation=held,
         evaluate_every=evaluate_every,
-        select=selection.Selection(metric, higher_is_better) if exam else None,
+        select=selection.Selection(metric, higher_is_better) if held else None,
         output_dir=_folder(output_dir, name, seed),
         show_progress=show_progress,
       )

@@ -169,7 +169,7 @@ class Folder:
     raise OptionError(
       f'{path}: the file is damaged. It holds what the run released with noise '
       'before its first round, which cannot be drawn again. Bring it back from '
-      'a copy, or train anew in another folder.'
+      'a copy, or train again in another folder.'
     )
 
   def write_result(self, result: Mapping[str, Any]) -> None:
@@ -197,7 +197,7 @@ class Folder:
     if not _is_result(result):
       raise OptionError(
         f'{path}, line {line}: {problem}. Delete this file and run the '
-        'training command again, which writes it anew.'
+        'training command again, which writes it again.'
       )
     return result
 

@@ -103,5 +103,5 @@ def _missing(config: Config, folder: Folder) -> OptionError:
     f'task {config.task.name} released with noise before the first round of '
     'this run, which cannot be drawn again: other noise would be one more '
     'release, and give weights another meaning. Bring it back from a copy, or '
-    'train anew in another folder; runs of older versions did not keep it.'
+    'train again in another folder; runs of older versions did not keep it.'
   )
