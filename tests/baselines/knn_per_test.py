@@ -29,6 +29,8 @@ from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.training import personal_models
+from tff_partial.training.errors import ProgramError
 
 _CLASSES = 3
 
@@ -425,3 +427,12 @@ def test_answers_that_are_no_predictions_are_refused(answer, model):
     evaluation.build_evaluation(
       model, work=[Phase(train=(), measured=True, predict_fn=answer)]
     )
+
+
+def test_a_memory_is_no_part_of_a_keras_model(model):
+  measuring = baselines.build_knn_per_eval(model)
+  weights = planted.as_model_weights(
+    model.initial_weights(tiers.GLOBAL, [0, 0])
+  )
+  with pytest.raises(ProgramError, match='such as a memory of their examples'):
+    personal_models.model_of(measuring, weights, {}, {'examples': {}})

@@ -278,6 +278,13 @@ def _own_weights(
       'Clients predict by the copies of all groups, which are not one Keras '
       'model. Measure them with `evaluate`.'
     )
+  *_, last = phases.all_phases(evaluation.parts.work)
+  model = evaluation.model
+  if last.predict_fn and model.replaced_spec is model.prediction_spec:
+    raise ProgramError(
+      'Clients predict also by what the model does not hold, such as a memory '
+      'of their examples or prototypes. Measure them with `evaluate`.'
+    )
   value = collections.OrderedDict(client)
   value['examples'] = collections.OrderedDict(
     (name, client['examples'][name]) for name in evaluation.example_spec
