@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from tasks import shared_options
 from tasks.errors import OptionError
 from tasks.experiment import config as config_lib
 from tasks.experiment.config import Config
@@ -184,36 +183,33 @@ def read(
     flag_values: Where the flags are defined and parsed.
 
   Raises:
-    OptionError: If a flag has an impossible value, even if it belongs to a task
-      that is not chosen.
+    OptionError: If a flag has an impossible value, or belongs to a task that is
+      not chosen.
   """
   chosen: Any = options
   if isinstance(options, Config):
     _check_names(flag_values)
     named = {config_lib.TASK: flag_values[config_lib.TASK].value}
     chosen = options.with_flags(named)
-    for task in config_lib.TASKS.values():
-      values = _values(task(), flag_values)
-      own = {
-        c.flag for c in task().choices() if c.title != shared_options.TITLE
-      } - {choice.flag for choice in chosen.choices()}
-      task().with_flags({name: values[name] for name in own & values.keys()})
     _refuse_of_other_tasks(flag_values[config_lib.TASK].value, flag_values)
   return chosen.with_flags(_values(chosen, flag_values))
 
 
 def _refuse_of_other_tasks(chosen: str, flag_values: flags.FlagValues) -> None:
-  """Refuse a flag that several tasks share, but not the chosen one."""
+  """Refuse what is given and only other tasks read."""
   readers = collections.defaultdict(list)
   for name, task in config_lib.TASKS.items():
     for choice in task().choices():
-      if choice.title == shared_options.TITLE and choice.flag in flag_values:
-        readers[choice.flag].append(name)
+      readers[choice.flag].append((name, choice.argument))
+  given: dict[str, Any] = dict(_assignments(flag_values))
   for flag, tasks in readers.items():
-    if flag_values[flag].present and chosen not in tasks:
+    if flag in flag_values and flag_values[flag].present:
+      given[flag] = flag_values[flag].value
+    names = [name for name, _ in tasks]
+    if flag in given and chosen not in names:
       raise OptionError(
-        f'--{flag}={flag_values[flag].value!s:.40}: the task {chosen} does not '
-        f'read it; {", ".join(tasks)} do. Leave it out.'
+        f'{tasks[0][1]}={given[flag]!s:.40}: the task {chosen} does not read '
+        f'it. Leave it out, or give --task={" or ".join(names)}.'
       )
 
 

@@ -187,12 +187,12 @@ def test_numbers_of_other_kinds_become_pythons():
     (lambda: parse(['--set=rounds=3']), '--set=rounds=3: give --rounds=3'),
     (lambda: parse(['--set=rounds']), '--set=rounds: give NAME=VALUE'),
     (
-      lambda: parse(['--set=max_chars=few']),
+      lambda: parse(['--task=subreddit', '--set=max_chars=few']),
       '--set=max_chars=few: give a whole number',
     ),
     # Of another task than the default one.
     (
-      lambda: parse(['--task=subreddit', '--model=cnn', '--set=mlp_units=a']),
+      lambda: parse(['--task=subreddit', '--set=mlp_units=a']),
       '--set=mlp_units=a: give whole numbers with commas',
     ),
     (
@@ -217,6 +217,8 @@ def test_numbers_of_other_kinds_become_pythons():
         '--initial_clip=1': '--initial_clip=1.0: the run is not private',
         '--ray_address=auto': '--ray_address=auto: give it with --runtime=ray',
         '--task=movielens_ranking --algorithm=fed_ials --biases': 'no biases',
+        '--csv=a.csv': '--csv=a.csv: the task movielens does not read it. Leav',
+        '--set=max_chars=9': 'or give --task=subreddit or sticker.',
       }.items()
     ),
     (lambda: from_recipe('dmo'), 'Did you mean demo?'),
