@@ -36,6 +36,8 @@ from tff_partial.client import client_work
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
 from tff_partial.data import lengths
+from tff_partial.dp import mechanisms
+from tff_partial.exchange import server_update
 
 templates = tff.learning.templates
 
@@ -235,17 +237,22 @@ def as_learning_process(
     seed: The run's seed, which determines clients' random draws.
 
   Raises:
-    CompositionError: If clients would lose their state, or batches lack a
-      field or have one of another type.
+    CompositionError: If clients would lose their state, noise what they send,
+      or batches lack a field or have one of another type.
   """
   _check_forgets(process.next.type_signature.parameter[1].member, 'process')
+  noised = process.mechanism
+  if noised is not None and noised.where == mechanisms.LOCAL:
+    raise client_work.CompositionError(
+      'Clients of this process noise what they send, by seeds that are to be '
+      'secret. Here they would follow from examples: clients with equal ones '
+      'would add the same noise, and `seed` would remove it. Use '
+      '`tff_partial.train`.'
+    )
   pack = _packing(process.example_spec, element_spec, seed)
-
-  @tff.tensorflow.computation(
-    process.initialize.type_signature.result.member.client_work
+  number_of = server_update.chosen(
+    process.initialize.type_signature.result.member.client_work, 'round'
   )
-  def number_of(work_state: Any) -> Any:
-    return work_state['round']
 
   @tff.federated_computation(
     process.initialize.type_signature.result,
@@ -266,20 +273,6 @@ def as_learning_process(
     process.get_model_weights,
     process.set_model_weights,
   )
-
-
-def _round_counter() -> tuple[tff.Computation, tff.Computation]:
-  """Return computations of the first round number, and of the next one."""
-
-  @tff.tensorflow.computation
-  def first() -> Any:
-    return tf.constant(0)
-
-  @tff.tensorflow.computation(np.int32)
-  def following(number: Any) -> Any:
-    return number + 1
-
-  return first, following
 
 
 def _check_sequences(evaluation: evaluation_lib.Evaluation) -> None:
@@ -344,12 +337,12 @@ def as_evaluation_process(
   pack = _packing(evaluation.example_spec, element_spec, seed)
   model = evaluation.model
   weights_type = client_work.weights_type(model)
-  states_type = evaluation.measure.type_signature.result[0]
   pool = tff.learning.metrics.SumThenFinalizeFactory(
     client_metrics.metric_finalizers(model)
-  ).create(states_type)
+  ).create(evaluation.measure.type_signature.result[0])
   initial_weights = client_work.initial_weights(model)
-  first_round, count_round = _round_counter()
+  first_round = tff.tensorflow.computation(lambda: tf.constant(0))
+  count_round = tff.tensorflow.computation(lambda n: n + 1, np.int32)
 
   @tff.tensorflow.computation(
     weights_type, np.int32, pack.type_signature.parameter[1]

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 from collections.abc import Mapping
+import copy
 import csv
 import datetime
 import pathlib
@@ -24,6 +25,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.data import splits
+from tff_partial.dp import mechanisms
 from tff_partial.learning_process import as_evaluation_process
 from tff_partial.learning_process import as_learning_process
 from tff_partial.learning_process import client_seed
@@ -319,6 +321,14 @@ def test_refuses_clients_that_remember(model):
   )
   with pytest.raises(CompositionError, match='this evaluation'):
     as_evaluation_process(measuring)
+
+
+def test_refuses_noise_of_clients_with_seeds_of_their_examples(process):
+  local = mechanisms.Mechanism(mechanisms.LOCAL, None, 1.0, None, False)
+  noised = copy.copy(process)
+  noised.mechanism = local
+  with pytest.raises(CompositionError, match='would add the same noise'):
+    as_learning_process(noised)
 
 
 def test_refuses_tables_whose_size_no_batch_says():

@@ -423,6 +423,8 @@ def test_clients_of_tff_are_read_into_memory():
   population = packing.from_tff(_client_data(), small_clients.SPEC)
   assert population.client_ids == tuple(sorted(small_clients.COUNTS))
   small_clients.check_cohort(population, list(small_clients.COUNTS))
+  with pytest.raises(ClientDataError, match='None of 0 clients'):
+    packing.from_tff(_client_data(), small_clients.SPEC, client_ids=[])
 
 
 def test_examples_of_tff_may_need_another_form(caplog):

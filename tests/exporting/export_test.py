@@ -396,7 +396,7 @@ def test_a_model_without_local_weights_predicts_and_no_more(tmp_path):
   model = tff_partial.from_keras(planted.build_slope, loss='mse')
   exported = tff_partial.export(
     model,
-    {**_SHARED, 'own/kernel': np.float32([[2.0]])},
+    {'shared/own': np.zeros([1]), 'own/kernel': [[2]]},
     tmp_path / 'out',
     ['tflite'],
   )

@@ -232,7 +232,7 @@ def from_tff(
     read = [to_fields(example) for example in dataset.as_numpy_iterator()]
     return client_forms.joined(read, example_spec)
 
-  ids = client_ids or client_data.client_ids
+  ids = client_data.client_ids if client_ids is None else client_ids
   return of_clients(
     ((client, of_client(client)) for client in ids),
     example_spec,

@@ -357,7 +357,9 @@ def _values(
   model.to_keras(given)
   frozen = model.frozen_weights()
   return {
-    v.name: np.asarray(given[v.name] if v.name in given else frozen[v.name])
+    v.name: np.asarray(
+      given.get(v.name, frozen.get(v.name)), v.dtype.as_numpy_dtype
+    )
     for v in model.variables
   }
 
