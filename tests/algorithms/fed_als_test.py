@@ -180,6 +180,20 @@ def test_a_third_of_the_clients_in_each_round_will_do() -> None:
 
 
 @pytest.mark.slow
+def test_a_round_without_ratings_forgets_nothing() -> None:
+  process = algorithms.build_fed_als(_model(mean=3.0), memory=0.5)
+  clients = _ratings(30, 0.5)
+  with runtimes.cohort(jit=False):
+    state, _ = planted.trained(process, clients, [list(clients)] * 2, [25])
+    after = process.next(state, [], []).state
+  planted.assert_same(
+    planted.global_weights(process, after),
+    planted.global_weights(process, state),
+  )
+  planted.assert_same(after.client_work['server'], state.client_work['server'])
+
+
+@pytest.mark.slow
 def test_a_scale_makes_no_difference() -> None:
   """Ratings from 0 to 100 are predicted as the same ones in stars."""
   clients = _ratings(12, 0.5)

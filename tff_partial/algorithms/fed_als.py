@@ -15,7 +15,8 @@ form is in Chien et al. (ICML 2021).
 
 Deviations: clients need not all take part in a round. Sums of earlier rounds
 then count by the weight `memory`, as in incremental EM (Neal and Hinton, 1998),
-but a client's own earlier part is not replaced.
+but a client's own earlier part is not replaced. In a round in which no client
+counts all stays as it is.
 """
 
 import collections
@@ -188,8 +189,10 @@ def _item_sums(client: ClientContext, packing: Packing) -> Any:
 
 def _update_priors(server: Server, found: Any, memory: float) -> Server:
   """Estimate the users' prior and the noise from sums over users."""
+  counts = found['number'] > 0
+  kept = tf.where(counts, memory, 1.0)
   sums = tf.nest.map_structure(
-    lambda old, new: memory * old + new, server.state['users'], found
+    lambda old, new: kept * old + new, server.state['users'], found
   )
   number = tf.maximum(sums['number'], 1.0)
   known, right, square = (
@@ -215,7 +218,7 @@ def _update_priors(server: Server, found: Any, memory: float) -> Server:
     posteriors.NOISE: noise,
   }
   state = collections.OrderedDict(server.state, users=sums)
-  return server.with_solved(new, state, has_any)
+  return server.with_solved(new, state, has_any & counts)
 
 
 def _update_items(
@@ -226,7 +229,8 @@ def _update_items(
   known: np.ndarray,
 ) -> Server:
   """Solve for the items' posteriors from sums over their raters."""
-  sums = memory * server.state['items'] + found
+  counts = tf.reduce_any(found[:, 0] > 0)
+  sums = tf.where(counts, memory, 1.0) * server.state['items'] + found
   weights = server.weights[GLOBAL]
   noise = tf.cast(weights[posteriors.NOISE], tf.float64)
   totals = tf.cast(sums, tf.float64)
@@ -240,7 +244,7 @@ def _update_items(
     posteriors.COVARIANCE: packing.pack(noise * inverse),
   }
   state = collections.OrderedDict(server.state, items=sums)
-  return server.with_solved(new, state, tf.reduce_any(square[:, 0, 0] > 0))
+  return server.with_solved(new, state, counts)
 
 
 def _items_prior(
