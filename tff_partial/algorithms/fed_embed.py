@@ -18,7 +18,8 @@ summand of this mean: seen by itself, it shows which head is not zero.
 
 Deviations: updates descend, where Algorithm 1 prints a plus sign. A client
 takes optimizer steps on the two sets of losses in turn on each batch, where
-Algorithm 1 sums gradients at one point. For deviations from section 3.3 see
+Algorithm 1 sums gradients at one point; what layers or `training.terms` add for
+the embedding itself counts in both steps. For deviations from section 3.3 see
 `assignments.py`.
 """
 

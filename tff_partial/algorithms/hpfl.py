@@ -18,10 +18,12 @@ clients that are accurate enough on it, weighted by accuracy times records
 
 Interpretations of the paper: the number of iterations on an attribute is the
 number of training records that have it. If a client holds out no record of an
-attribute, its accuracy there is that on all records. The threshold p is a
-fraction of the mean accuracy of all clients on the attribute in the previous
-round. GLOBAL variables whose rows are not attributes, such as HM, are averaged
-by accuracy times records, or stay with the clients. A client's first round
+attribute, its accuracy there is that on all records, and zero if it holds out
+none at all: then it shares no row, and Eqs. 1 and 2 keep nothing of its own.
+The threshold p is a fraction of the mean accuracy of all clients on the
+attribute in the previous round. GLOBAL variables whose rows are not attributes,
+such as HM, are averaged by accuracy times records, where a record counts once
+for each of its attributes, or stay with the clients. A client's first round
 starts from the server's public components and randomly initialized private
 rows. Eq. 2 is as printed unless `by_nearness`.
 
