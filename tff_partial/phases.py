@@ -158,9 +158,8 @@ class Phase:
       )
     for name in ('batch_size', 'epochs', 'steps_per_batch', 'max_steps'):
       value = getattr(self, name)
-      if callable(value) and name == 'epochs':
-        continue
-      if value is None and name in ('batch_size', 'max_steps'):
+      is_open = value is None and name in ('batch_size', 'max_steps')
+      if is_open or (callable(value) and name == 'epochs'):
         continue
       wrong = checked_numbers.why_not_whole(value)
       if wrong:
@@ -244,10 +243,9 @@ class Phase:
         f'slots={self.slots!r}: what an optimizer remembers is {RESET!r} in '
         f'each round, or {KEPT!r} with the client.'
       )
-    if callable(self.rate_factor):
-      return
-    wrong = checked_numbers.why_not_finite(self.rate_factor)
-    if wrong:
+    if not callable(self.rate_factor) and (
+      wrong := checked_numbers.why_not_finite(self.rate_factor)
+    ):
       raise PhaseError(f'rate_factor: {wrong}.')
 
   def _optimized(self) -> tuple[str, ...]:
@@ -293,11 +291,6 @@ class Phase:
       )
 
   def _check_optimizer(self, tier: str) -> None:
-    if isinstance(self.optimizer, Mapping) and tier not in self.optimizer:
-      raise PhaseError(
-        f'The phase trains {tier!r} but has optimizers for '
-        f'{list(self.optimizer)} alone.'
-      )
     optimizer = self.optimizer_of(tier)
     if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
       raise PhaseError(f'A phase takes {optimizers.instead_of(optimizer)}')
@@ -334,10 +327,19 @@ class Phase:
     return None
 
   def optimizer_of(self, tier: str) -> Any:
-    """Return the optimizer of a tier."""
-    if isinstance(self.optimizer, Mapping):
-      return self.optimizer[tier]
-    return self.optimizer
+    """Return the optimizer of a tier.
+
+    Raises:
+      PhaseError: If there are some for other tiers alone.
+    """
+    if not isinstance(self.optimizer, Mapping):
+      return self.optimizer
+    if tier not in self.optimizer:
+      raise PhaseError(
+        f'The phase trains {tier!r} but has optimizers for '
+        f'{list(self.optimizer)} alone.'
+      )
+    return self.optimizer[tier]
 
   def trains(self, name: str) -> bool:
     """Return True if a variable of a trained tier is trained."""

@@ -24,6 +24,7 @@ from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
+from tff_partial.phases import PhaseError
 from tff_partial.phases import sgd
 from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 from tff_partial.training import personal_models
@@ -515,6 +516,16 @@ def test_a_mixture_may_be_a_whole_number(rate, model):
     model, mixture=1, mixture_learning_rate=rate, training=_TRAINING
   )
   assert 'int' not in str(process.initialize_client.type_signature.result)
+
+
+@pytest.mark.parametrize(
+  'build', ['build_apfl', 'build_ditto', 'build_fed_ala']
+)
+def test_optimizers_of_other_tiers_are_refused(build, model):
+  training = Phase(optimizer={tiers.GLOBAL: sgd(0.1)})
+  argument = 'adaptation' if build == 'build_fed_ala' else 'personal'
+  with pytest.raises(PhaseError, match=r"optimizers for \['global'\] alone"):
+    getattr(algorithms, build)(model, **{argument: training})
 
 
 def test_fed_ala_refuses_shares_of_no_variable(model):
