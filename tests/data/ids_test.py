@@ -81,6 +81,17 @@ def test_rows_that_lack_values_are_dropped_and_counted(caplog):
   assert said in repr(clients)
 
 
+def test_a_column_of_numbers_that_lacked_some_has_the_same_clients():
+  """Or what those who took part remember would not be found."""
+  frame = _frame().drop(columns=['stars', 'day']).assign(y=0.0)
+  frame['user'] = [1, 2, 3, None, 1, 3, 1, 3, 1]
+  options = {'labels': 'y', 'time': None}
+  clients = _clients(frame, missing='drop', **options)
+  whole = frame.dropna().astype({'user': int})
+  assert clients.client_ids == ('1', '2', '3')
+  assert _clients(whole, **options).client_ids == clients.client_ids
+
+
 def test_columns_that_are_not_read_may_lack_values():
   frame = _frame().drop(columns=['day']).dropna()
   clients = _clients(frame.assign(note=None), time=None)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_partial.data import examples
 from tff_partial.data import lengths
+from tff_partial.data.vocabularies import as_text
 from tff_partial.data.vocabularies import Vocabulary
 from tff_partial.data.vocabularies import VocabularyError
 
@@ -125,7 +126,8 @@ class FrameTable:
     """Return the client number of each row, and the clients' ids."""
     try:
       codes, ids = self._frame[self._client_id].factorize(sort=True)
-      return codes, [str(client) for client in np.asarray(ids)]
+      # A column that lacked values has floats.
+      return codes, [*map(as_text, np.asarray(ids))]
     except (TypeError, ValueError) as error:
       raise examples.ClientDataError(
         f'Column {self._client_id!r} holds values that can be no names of '

@@ -30,6 +30,15 @@ def _is_missing(value: Any) -> bool:
   return bool(value != value)
 
 
+def as_text(value: Any) -> str:
+  """Return a value as text, the same for 1, 1.0 and '1'."""
+  if isinstance(value, np.generic):
+    value = value.item()
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  return str(value)
+
+
 class Vocabulary:
   """A numbering of values from 0, in their order.
 

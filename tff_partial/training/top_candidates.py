@@ -106,8 +106,8 @@ def _is_wanted(
   Raises:
     ProgramError: If one to exclude is no candidate.
   """
-  texts = [_text(name) for name in names]
-  unwanted = {_text(value): value for value in exclude}
+  texts = [vocabularies.as_text(name) for name in names]
+  unwanted = {vocabularies.as_text(value): value for value in exclude}
   known = set(texts)
   wrong = spelling.unknown(
     'candidate', [v for t, v in unwanted.items() if t not in known], texts
@@ -119,15 +119,6 @@ def _is_wanted(
   if wrong:
     logging.warning('top_n: exclude names what nothing excludes: %s', wrong)
   return np.array([text not in unwanted for text in texts], bool)
-
-
-def _text(value: Any) -> str:
-  """Return a candidate as text, the same for 1, 1.0 and '1'."""
-  if isinstance(value, np.generic):
-    value = value.item()
-  if isinstance(value, float) and value.is_integer():
-    value = int(value)
-  return str(value)
 
 
 def _output(found: Any, output: str | int | None) -> Any:
