@@ -18,7 +18,6 @@ from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
 from tasks.experiment.runs.folder import finite
-from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.options import option
 from tasks.options import Options
@@ -180,16 +179,9 @@ def _conformal(
 def main(config: Config, output: Output, chosen: Chosen) -> None:
   """Load the weights of a run, and evaluate clients or serve one user."""
   from tasks.experiment.runs import measuring
-  from tasks.experiment.runs.running import executing
-  from tasks.experiment.runs.running import load
-  from tasks.experiment.trainable import Trainable
+  from tasks.experiment.runs.running import reopened
 
-  folder = Folder(str(output.output_dir))
-  done = folder.read_result() or {}
-  task = load(config, folder)
-  with executing(config.runtime, done.get('jit_choices')):
-    trainable = Trainable(config, task)
-    saved = trainable.saved(folder.path)
+  with reopened(config, output.output_dir) as (task, trainable, saved):
     number = saved.best_round
     if chosen.weights == 'last':
       number = saved.rounds

@@ -14,7 +14,6 @@ from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.options import option
 from tasks.options import Options
@@ -52,18 +51,11 @@ class Export(Options):
 def main(config: Config, output: Output, chosen: Export) -> None:
   """Export the best weights of a run, and compare with the simulation."""
   from tasks.experiment.runs import devices
-  from tasks.experiment.runs.running import executing
-  from tasks.experiment.runs.running import load
-  from tasks.experiment.trainable import Trainable
+  from tasks.experiment.runs.running import reopened
 
   if not chosen.to:
     raise OptionError('--to: name a new folder to write to.')
-  folder = Folder(str(output.output_dir))
-  done = folder.read_result() or {}
-  task = load(config, folder)
-  with executing(config.runtime, done.get('jit_choices')):
-    trainable = Trainable(config, task)
-    saved = trainable.saved(folder.path)
+  with reopened(config, output.output_dir) as (task, trainable, saved):
     of_run = devices.served(trainable, saved)
     spec = (of_run.evaluation or of_run.model).example_spec
     clients = task.clients(tasks_lib.TEST, spec)

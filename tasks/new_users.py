@@ -21,7 +21,6 @@ from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.options import option
 from tasks.options import Options
@@ -84,26 +83,19 @@ def main(config: Config, output: Output, asked: Support) -> None:
   """Write the table and the figure."""
   import pandas as pd
 
-  from tasks.experiment.runs.running import executing
-  from tasks.experiment.runs.running import load
-  from tasks.experiment.trainable import Trainable
+  from tasks.experiment.runs.running import reopened
 
   sizes = _sizes(asked)
   after = sizes[-1] if asked.after is None else asked.after
-  folder = Folder(str(output.output_dir))
-  done = folder.read_result() or {}
-  task = load(config, folder)
-  new = {name: who for name, who in task.tests.items() if not who.seen}
-  if not new:
-    raise OptionError(
-      f'--output_dir={folder.path}: all users of this run took part in '
-      'training. Train with --protocol=unseen, or hold users out '
-      '(--held_out_share).'
-    )
   rows = []
-  with executing(config.runtime, done.get('jit_choices')):
-    trainable = Trainable(config, task)
-    saved = trainable.saved(folder.path)
+  with reopened(config, output.output_dir) as (task, trainable, saved):
+    new = {name: who for name, who in task.tests.items() if not who.seen}
+    if not new:
+      raise OptionError(
+        f'--output_dir={output.output_dir}: all users of this run took part in '
+        'training. Train with --protocol=unseen, or hold users out '
+        '(--held_out_share).'
+      )
     for name, who in new.items():
       build = functools.partial(_evaluation, trainable, who.part)
       spec = build(tff_partial.splits.first(sizes[-1], after)).example_spec
@@ -127,7 +119,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
         for name in new
       ]
   frame = pd.DataFrame(rows)
-  path = pathlib.Path(folder.path)
+  path = pathlib.Path(str(output.output_dir))
   frame.to_csv(path / _FILE, index=False)
   analysis.curves.draw_over_support(
     {
@@ -138,7 +130,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
     metric=metric,
   )
   print(frame.pivot(index=_WHO, columns=_SUPPORT, values=metric).to_string())
-  print(f'Written to {folder.path}: {_FILE}, {_PICTURE}.')
+  print(f'Written to {path}: {_FILE}, {_PICTURE}.')
 
 
 PROGRAM = Program(main, (Config(), Output(), Support()), with_flags_of_the_run)

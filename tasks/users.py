@@ -28,7 +28,6 @@ from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.options import option
 from tasks.options import Options
@@ -126,21 +125,16 @@ def _read(folder: pathlib.Path) -> pd.DataFrame:
 
 def main(config: Config, output: Output, picture: Picture) -> None:
   """Write the table and the figures."""
-  from tasks.experiment.runs.running import executing
-  from tasks.experiment.runs.running import load
-  from tasks.experiment.trainable import Trainable
+  from tasks.experiment.runs.running import reopened
 
   confusion, embeddings = analysis.confusion, analysis.embeddings
   folder = pathlib.Path(str(output.output_dir))
-  task = load(config, Folder(str(folder)))
-  if not task.attribute:
-    raise OptionError(
-      f'--output_dir={folder}: of its users the task {task.name} '
-      'knows nothing to colour them by. Choose a run of another task.'
-    )
-  with executing(config.runtime):
-    trainable = Trainable(config, task)
-    saved = trainable.saved(folder)
+  with reopened(config, output.output_dir) as (task, trainable, saved):
+    if not task.attribute:
+      raise OptionError(
+        f'--output_dir={folder}: of its users the task {task.name} '
+        'knows nothing to colour them by. Choose a run of another task.'
+      )
     num_groups = trainable.process.model.num_groups
     frame = described(task, saved, num_groups, config.seed)
     analysis.spreadsheets.escaped_frame(frame).to_csv(

@@ -12,8 +12,6 @@ from tasks.options import Options
 
 NAME = 'ratings'
 REFUSE, DROP = 'refuse', 'drop'
-# Of exported models.
-FORMATS = ('saved_model', 'tflite')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Ends(Options):
     None, 'The only user in top_n.csv; by default it has all.', may_change=True
   )
   export_formats: tuple[str, ...] = option(
-    FORMATS,
+    shared.FORMATS,
     'When training has ended, write the model for devices to the folder '
     'export, as which files: saved_model, tflite; nothing for none.',
     may_change=True,
@@ -106,10 +104,10 @@ class Ends(Options):
     """Raise an error for unknown formats."""
     super().__post_init__()
     for name in self.export_formats:
-      if name not in FORMATS:
+      if name not in shared.FORMATS:
         raise OptionError(
           f'--export_formats={",".join(self.export_formats)}: {name!r} is none '
-          f'of {", ".join(FORMATS)}.'
+          f'of {", ".join(shared.FORMATS)}.'
         )
 
 

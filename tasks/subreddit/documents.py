@@ -154,6 +154,20 @@ class DocumentTask(Task):
     }
 
   @property
+  def attributes(self) -> dict[str, str]:
+    """Attribute of each author, from its training documents."""
+    rows = self.parts[TRAIN]
+    counts = subreddit_data.label_counts(self.documents, rows)
+    return {
+      self.documents.authors[author]: self._attribute_of(counts[author])
+      for author in np.unique(self.documents.author[rows])
+    }
+
+  def _attribute_of(self, counts: np.ndarray) -> str:
+    """Return an author's attribute, from its documents by label, `[labels]`."""
+    raise NotImplementedError
+
+  @property
   def counts(self) -> dict[str, Any]:
     """Sizes of the data, and results of predictors without text."""
     return {

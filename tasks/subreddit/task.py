@@ -23,7 +23,6 @@ from tasks.subreddit.options import StickerOptions
 from tasks.subreddit.options import SubredditOptions
 from tasks.task import Data
 from tasks.task import Release
-from tasks.task import TRAIN
 
 
 class Subreddit(DocumentTask):
@@ -34,17 +33,9 @@ class Subreddit(DocumentTask):
   learned_from_training: tuple[str, ...] = ('list of subreddits', 'vocabulary')
   attribute = 'most used subreddit'
 
-  @property
-  def attributes(self) -> dict[str, str]:
-    """Most frequent subreddit of each author in training."""
-    rows = self.parts[TRAIN]
-    counts = subreddit_data.label_counts(self.documents, rows)
-    return {
-      self.documents.authors[author]: self.documents.labels[
-        counts[author].argmax()
-      ]
-      for author in np.unique(self.documents.author[rows])
-    }
+  def _attribute_of(self, counts: np.ndarray) -> str:
+    """Return the most frequent subreddit."""
+    return self.documents.labels[counts.argmax()]
 
   @property
   def _head(self) -> Head:
@@ -64,17 +55,9 @@ class Sticker(DocumentTask):
   selection_metric = 'auc'
   attribute = 'share of clicks'
 
-  @property
-  def attributes(self) -> dict[str, str]:
-    """Share of clicks of each user in training, to one digit."""
-    rows = self.parts[TRAIN]
-    counts = subreddit_data.label_counts(self.documents, rows)
-    return {
-      self.documents.authors[author]: (
-        f'{counts[author, 1] / counts[author].sum():.1f}'
-      )
-      for author in np.unique(self.documents.author[rows])
-    }
+  def _attribute_of(self, counts: np.ndarray) -> str:
+    """Return the share of clicks, to one digit."""
+    return f'{counts[1] / counts.sum():.1f}'
 
   @property
   def _head(self) -> Head:

@@ -13,7 +13,6 @@ from tasks.experiment.methods import many_users
 from tasks.experiment.methods import memorizing
 from tasks.experiment.methods import reconstructing
 from tasks.experiment.methods import sub_populations
-from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.training import LocalTraining
 
 _FOR_ALL = building.measured_by('build_fed_avg_eval')
@@ -125,11 +124,9 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     leaks=building.furl_leaks,
     reads=('private_rule',),
   ),
-  'fed_embed_type': sub_populations.fed_embed(
-    FedEmbed.by_type, tasks_lib.HEADS
-  ),
+  'fed_embed_type': sub_populations.fed_embed('type', tasks_lib.HEADS),
   'fed_embed_prototype': sub_populations.fed_embed(
-    FedEmbed.by_prototype,
+    'prototype',
     tasks_lib.HEADS,
     (
       'triplet_steps',
@@ -138,15 +135,15 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     ),
   ),
   'fed_embed_som': sub_populations.fed_embed(
-    FedEmbed.by_map,
+    'map',
     tasks_lib.HEADS,
     ('map_radius', *sub_populations.FORMING, *sub_populations.CENTERS),
   ),
   'fed_embed_least_loss': sub_populations.fed_embed(
-    FedEmbed.by_least_loss, tasks_lib.HEADS
+    'least_loss', tasks_lib.HEADS
   ),
   'fed_embed_personal': sub_populations.fed_embed(
-    FedEmbed.personal, tasks_lib.OWN_HEAD, ('head_ridge',)
+    'personal', tasks_lib.OWN_HEAD, ('head_ridge',)
   ),
   'fed_per': _partly_local('fed_per', training=_BOTH),
   'fed_sim': _partly_local('fed_sim', training=_BOTH),

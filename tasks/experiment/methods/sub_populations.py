@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import dataclasses
 from typing import TYPE_CHECKING
 
 from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
-from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.training import LocalTraining
 import tff_partial
 
 if TYPE_CHECKING:
-  from tff_partial import assignments
   from tff_partial import processes
   from tff_partial.evaluation import Evaluation
   from tff_partial.model import models
@@ -24,16 +21,12 @@ FORMING = ('forming_steps', 'forming_learning_rate')
 
 
 def fed_embed(
-  assignment: Callable[
-    [FedEmbed, assignments.FedEmbedVariables], assignments.Assignment
-  ],
-  user: str,
-  reads: tuple[str, ...] = (),
+  rule: str, user: str, reads: tuple[str, ...] = ()
 ) -> building.Algorithm:
   def build(
     model: models.PartialModel, run: Setting
   ) -> processes.PartialProcess:
-    how = assignment(run.hyperparameters.fed_embed, run.parts)
+    how = run.hyperparameters.fed_embed.assignment(rule, run.parts)
     if run.ledger is not None:
       # Reassigning heads needs exact counts of clients.
       how = how._replace(reassign=None)
@@ -51,7 +44,7 @@ def fed_embed(
     return tff_partial.algorithms.build_fed_embed_eval(
       model,
       parts=run.parts,
-      assignment=assignment(run.hyperparameters.fed_embed, run.parts),
+      assignment=run.hyperparameters.fed_embed.assignment(rule, run.parts),
       **measuring,
     )
 

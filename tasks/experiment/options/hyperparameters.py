@@ -92,75 +92,47 @@ class FedEmbed(Options):
       epochs=self.forming_steps,
     )
 
-  def by_type(
-    self, parts: assignments.FedEmbedVariables
+  def assignment(
+    self, rule: str, parts: assignments.FedEmbedVariables
   ) -> assignments.Assignment:
-    """Assign clients to the sub-population that their data name.
+    """Build the rule by which clients choose their head.
 
     Args:
+      rule: 'type': the sub-population that a client's data name; 'prototype':
+        the nearest prototype; 'map': the nearest node of a self-organizing map;
+        'least_loss': the head with the least loss (IFCA); 'personal': a head of
+        the client's own.
       parts: The parts of the model.
     """
-    return tff_partial.assignments.by_type(parts)
-
-  def by_prototype(
-    self, parts: assignments.FedEmbedVariables
-  ) -> assignments.Assignment:
-    """Assign clients to the nearest prototype.
-
-    Args:
-      parts: The parts of the model.
-    """
-    return tff_partial.assignments.by_prototype(
-      parts,
-      steps=self.triplet_steps,
-      forming=self._forming(),
-      **self.centers,
-    )
-
-  def by_map(
-    self, parts: assignments.FedEmbedVariables
-  ) -> assignments.Assignment:
-    """Assign clients to the nearest node of a self-organizing map.
-
-    Args:
-      parts: The parts of the model.
-    """
-    return tff_partial.assignments.by_map(
-      parts,
-      forming=self._forming(),
-      radius=self.map_radius,
-      rows=2,
-      **self.centers,
-    )
-
-  def by_least_loss(
-    self, parts: assignments.FedEmbedVariables
-  ) -> assignments.Assignment:
-    """Assign clients to the head that has the least loss: IFCA's rule.
-
-    Args:
-      parts: The parts of the model.
-    """
-    del parts
-    return tff_partial.assignments.Assignment(tff_partial.groups.least_loss())
-
-  def personal(
-    self, parts: assignments.FedEmbedVariables
-  ) -> assignments.Assignment:
-    """Give each client its own head.
-
-    Args:
-      parts: The parts of the model.
-    """
-    own_head = tff_partial.assignments.OWN_HEAD
+    rules = tff_partial.assignments
+    match rule:
+      case 'type':
+        return rules.by_type(parts)
+      case 'prototype':
+        return rules.by_prototype(
+          parts,
+          steps=self.triplet_steps,
+          forming=self._forming(),
+          **self.centers,
+        )
+      case 'map':
+        return rules.by_map(
+          parts,
+          forming=self._forming(),
+          radius=self.map_radius,
+          rows=2,
+          **self.centers,
+        )
+      case 'least_loss':
+        return rules.Assignment(tff_partial.groups.least_loss())
     if self.head_ridge is None:
-      return own_head
+      return rules.OWN_HEAD
     solve = tff_partial.Phase(
       train=(tff_partial.tiers.LOCAL,),
       variable_filter=f'(?!{parts.embedding}$).*',
       optimizer=tff_partial.Exact(ridge=self.head_ridge),
     )
-    return own_head._replace(before=(solve,))
+    return rules.OWN_HEAD._replace(before=(solve,))
 
 
 @dataclasses.dataclass(frozen=True)

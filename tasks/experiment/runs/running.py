@@ -85,6 +85,27 @@ def executing(
     yield context
 
 
+@contextlib.contextmanager
+def reopened(
+  config: Config, path: str | None
+) -> Iterator[tuple[tasks_lib.Task, Trainable, programs.Saved]]:
+  """Load a trained run, whose runtime executes computations in the context.
+
+  Args:
+    config: The experiment.
+    path: The run's folder.
+
+  Raises:
+    UserError: If the run, its data or what it released is missing or damaged.
+  """
+  folder = Folder(str(path))
+  done = folder.read_result() or {}
+  task = load(config, folder)
+  with executing(config.runtime, done.get('jit_choices')):
+    trainable = Trainable(config, task)
+    yield task, trainable, trainable.saved(folder.path)
+
+
 def run(
   config: Config,
   output: Output = Output(),
