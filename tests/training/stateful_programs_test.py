@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import pathlib
 import shutil
 import signal
@@ -421,6 +422,16 @@ def test_what_an_exam_cannot_have_is_refused(world, forgetful, whole, tmp_path):
 
 
 # ---- stores that are given, or missing ---------------------------------------
+
+
+@pytest.mark.slow
+def test_others_are_no_validation_to_go_on_with(world, tmp_path):
+  world.train(output_dir=tmp_path, rounds=1)
+  new = dataclasses.replace(world.validation, remembering=False)
+  with pytest.raises(
+    programs.ProgramError, match='validation remembering was True and is now'
+  ):
+    world.train(output_dir=tmp_path, validation=new)
 
 
 @pytest.mark.slow

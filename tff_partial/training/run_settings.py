@@ -18,6 +18,7 @@ from tff_partial.training.errors import ProgramError
 _CLIENTS_COMPARED = 64
 # Descriptions of settings whose values alone mean nothing.
 RELEASED = 'released'
+_LATER = RELEASED, 'validation remembering'
 _SETTINGS = {
   'process': 'process (algorithm, model, optimizers or learning rates)',
   'examples': "clients' examples",
@@ -77,6 +78,7 @@ def describe(
   described: dict[str, str] = {}
   if validation is not None:
     described = {
+      'remembering': str(validation.remembering),
       'evaluation': fingerprints.of_computations(
         validation.evaluation.evaluate
       ),
@@ -122,7 +124,7 @@ def check(
     where: Its folder.
   """
   for name in {**before, **now}:
-    if name == RELEASED and name not in before:
+    if name in _LATER and name not in before:
       continue  # Runs of older versions lack it.
     if before.get(name) != now.get(name):
       break
