@@ -78,11 +78,11 @@ def describe(
   described: dict[str, str] = {}
   if validation is not None:
     described = {
-      'remembering': str(validation.remembering),
       'evaluation': fingerprints.of_computations(
         validation.evaluation.evaluate
       ),
       **_described(validation.clients, sample),
+      'remembering': str(validation.remembering),
     }
   return {
     **settings,
