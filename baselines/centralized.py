@@ -7,13 +7,11 @@ like FedAvg, on separate clients.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-import dataclasses
 import operator
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tff_partial.composition import compose
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import packing
@@ -22,7 +20,6 @@ from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
-from tff_partial.tiers import GLOBAL
 
 # Adds the client to its fields, `[examples, ...]`: (fields, index of the
 # client) -> fields.
@@ -101,10 +98,7 @@ def build_centralized(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  return compose(
-    model,
-    work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
-  )
+  return partial_training.build_global(model, training=training)
 
 
 build_centralized_eval = partial_training.build_evaluation

@@ -21,7 +21,6 @@ trained in these rounds, too.
 
 import collections
 from collections.abc import Callable
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -109,12 +108,7 @@ def build_fed_dbe(
     model,
     client_state=client_state.persist_local,
     work=[
-      dataclasses.replace(
-        training,
-        train=(GLOBAL, LOCAL),
-        terms=(*training.terms, near_consensus),
-        measured=True,
-      )
+      partial_training.trained(training, near_consensus, train=(GLOBAL, LOCAL))
     ],
     statistics=[Statistic('features', summed, update=_collected)],
     server_state=lambda model: collections.OrderedDict(

@@ -85,12 +85,7 @@ def build_fed_dyn(
   return compose(
     model,
     work=[
-      dataclasses.replace(
-        training,
-        train=(GLOBAL,),
-        terms=(*training.terms, proximal(penalty), linear(against)),
-        measured=True,
-      )
+      partial_training.trained(training, proximal(penalty), linear(against))
     ],
     client_state=client_state.persist_slopes(renewed),
     aggregation=dataclasses.replace(

@@ -21,21 +21,18 @@ over to the other.
 """
 
 import collections
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.composition import Aggregation
-from tff_partial.composition import compose
 from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
-from tff_partial.tiers import GLOBAL
 
 # TFF's optimizers, or the algorithm as printed.
 TFF, PAPER = 'tff', 'paper'
@@ -71,12 +68,12 @@ def build_fed_adam(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  optimizer = tff.learning.optimizers.build_adam(
-    learning_rate, beta_1, beta_2, tau
+  return partial_training.build_global(
+    model,
+    training=training,
+    aggregation=aggregation,
+    server_optimizer=_server(False, rule, learning_rate, beta_1, beta_2, tau),
   )
-  if _is_printed(rule):
-    optimizer = _AsPrinted(False, learning_rate, beta_1, beta_2, tau)
-  return _build(model, training, optimizer, aggregation)
 
 
 def build_fed_yogi(
@@ -106,34 +103,27 @@ def build_fed_yogi(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  optimizer = tff.learning.optimizers.build_yogi(
-    learning_rate, beta_1, beta_2, tau, initial_preconditioner_value=tau**2
+  return partial_training.build_global(
+    model,
+    training=training,
+    aggregation=aggregation,
+    server_optimizer=_server(True, rule, learning_rate, beta_1, beta_2, tau),
   )
-  if _is_printed(rule):
-    optimizer = _AsPrinted(True, learning_rate, beta_1, beta_2, tau)
-  return _build(model, training, optimizer, aggregation)
 
 
 build_fed_adam_eval = build_fed_yogi_eval = partial_training.build_evaluation
 
 
-def _is_printed(rule: str) -> bool:
+def _server(is_yogi: bool, rule: str, *numbers: float) -> Optimizer:
+  """Return the server's optimizer by its rule, rates and tau."""
   if rule not in (TFF, PAPER):
     raise SettingError(f'rule={rule!r} is none of {[TFF, PAPER]}.')
-  return rule == PAPER
-
-
-def _build(
-  model: models.PartialModel,
-  training: Phase,
-  optimizer: Optimizer,
-  aggregation: Aggregation,
-) -> PartialProcess:
-  return compose(
-    model,
-    work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
-    server_optimizer=optimizer,
-    aggregation=aggregation,
+  if rule == PAPER:
+    return _AsPrinted(is_yogi, *numbers)
+  if not is_yogi:
+    return tff.learning.optimizers.build_adam(*numbers)
+  return tff.learning.optimizers.build_yogi(
+    *numbers, initial_preconditioner_value=numbers[-1] ** 2
   )
 
 

@@ -17,7 +17,6 @@ have one.
 
 import collections
 from collections.abc import Callable, Mapping
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -107,12 +106,7 @@ def build_fed_proto(
     model,
     client_state=client_state.persist_personal,
     work=[
-      dataclasses.replace(
-        training,
-        train=(PERSONAL, LOCAL),
-        terms=(*training.terms, held_near),
-        measured=True,
-      )
+      partial_training.trained(training, held_near, train=(PERSONAL, LOCAL))
     ],
     statistics=[Statistic('prototypes', prototypes, update=_averaged)],
     server_state=first_prototypes,

@@ -7,8 +7,6 @@ Deviation: all clients do the same work, `training`; the paper's stragglers,
 which do less, are not simulated.
 """
 
-import dataclasses
-
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.model import models
@@ -17,7 +15,6 @@ from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
 from tff_partial.terms import proximal
-from tff_partial.tiers import GLOBAL
 
 
 def build_fed_prox(
@@ -46,14 +43,7 @@ def build_fed_prox(
   """
   return compose(
     model,
-    work=[
-      dataclasses.replace(
-        training,
-        train=(GLOBAL,),
-        terms=(*training.terms, proximal(penalty)),
-        measured=True,
-      )
-    ],
+    work=[partial_training.trained(training, proximal(penalty))],
     aggregation=aggregation,
     server_optimizer=server_optimizer,
   )

@@ -5,7 +5,6 @@ the last bits, unlike with all other methods.
 """
 
 from tff_partial.composition import Aggregation
-from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
@@ -13,7 +12,6 @@ from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
-from tff_partial.tiers import GLOBAL
 
 
 def build_fed_sgd(
@@ -40,17 +38,9 @@ def build_fed_sgd(
   Raises:
     CompositionError: If the arguments do not fit together.
   """
-  return compose(
+  return partial_training.build_global(
     model,
-    work=[
-      Phase(
-        train=(GLOBAL,),
-        on=on,
-        optimizer=sgd(learning_rate),
-        batch_size=None,
-        measured=True,
-      )
-    ],
+    training=Phase(on=on, optimizer=sgd(learning_rate), batch_size=None),
     aggregation=aggregation,
     server_optimizer=server_optimizer,
   )

@@ -15,8 +15,6 @@ Deviation: members are weighted by their examples unless `client_weighting` says
 otherwise.
 """
 
-import dataclasses
-
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import groups
@@ -29,6 +27,7 @@ from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import assigned_training
+from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 
@@ -64,7 +63,7 @@ def build_ifca(
     client_state=_CLIENT_STATE,
     work=[
       groups.least_loss(),
-      dataclasses.replace(training, train=(GLOBAL, GROUP), measured=True),
+      partial_training.trained(training, train=(GLOBAL, GROUP)),
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizer,

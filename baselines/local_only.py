@@ -4,8 +4,6 @@ The baseline of every paper on personalization. All clients start from the same
 global weights.
 """
 
-import dataclasses
-
 from tff_partial.client_state import persist_personal
 from tff_partial.composition import compose
 from tff_partial.model import models
@@ -34,9 +32,7 @@ def build_local_only(
   return compose(
     model,
     client_state=persist_personal,
-    work=[
-      dataclasses.replace(training, train=(PERSONAL, LOCAL), measured=True)
-    ],
+    work=[partial_training.trained(training, train=(PERSONAL, LOCAL))],
   )
 
 

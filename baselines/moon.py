@@ -8,7 +8,6 @@ its own model is the received one, so that the term moves nothing.
 """
 
 from collections.abc import Callable
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +24,6 @@ from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
-from tff_partial.tiers import GLOBAL
 
 
 def build_moon(
@@ -82,14 +80,7 @@ def build_moon(
 
   return compose(
     model,
-    work=[
-      dataclasses.replace(
-        training,
-        train=(GLOBAL,),
-        terms=(*training.terms, contrast),
-        measured=True,
-      ),
-    ],
+    work=[partial_training.trained(training, contrast)],
     client_state=client_state.persist_trained,
     aggregation=aggregation,
     server_optimizer=server_optimizer,

@@ -84,12 +84,8 @@ def build_scaffold(
     lambda client: tiers.delta(client.server, client.remembered)
   )
   work: list[Any] = [
-    dataclasses.replace(
-      training,
-      train=(GLOBAL,),
-      optimizer=sgd(learning_rate),
-      terms=(*training.terms, correction),
-      measured=True,
+    partial_training.trained(
+      dataclasses.replace(training, optimizer=sgd(learning_rate)), correction
     )
   ]
   if option == 1:

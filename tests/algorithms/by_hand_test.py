@@ -510,6 +510,7 @@ def test_of_shares_that_are_not_learned_fed_ala_is_fed_avg(model, clients):
   np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rate', [0.0, 0.1])
 def test_a_mixture_may_be_a_whole_number(rate, model):
   process = algorithms.build_apfl(

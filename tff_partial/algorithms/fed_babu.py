@@ -5,8 +5,6 @@ have the same randomly initialized head, which is fixed while the body is
 trained.
 """
 
-import dataclasses
-
 from tff_partial import evaluation
 from tff_partial.client_state import frozen_init
 from tff_partial.composition import Aggregation
@@ -16,6 +14,7 @@ from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
@@ -44,7 +43,7 @@ def build_fed_babu(
   return compose(
     model,
     client_state=frozen_init,
-    work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
+    work=[partial_training.trained(training)],
     aggregation=aggregation,
     server_optimizer=server_optimizer,
   )

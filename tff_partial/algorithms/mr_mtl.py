@@ -10,7 +10,6 @@ Deviation: v starts from the first w that the client receives.
 """
 
 import collections
-import dataclasses
 
 from tff_partial.client_state import persist_trained
 from tff_partial.composition import Aggregation
@@ -59,12 +58,7 @@ def build_mr_mtl(
     client_state=persist_trained,
     work=[
       _BEGIN_FROM_OWN,
-      dataclasses.replace(
-        training,
-        train=(GLOBAL,),
-        terms=(*training.terms, proximal(penalty)),
-        measured=True,
-      ),
+      partial_training.trained(training, proximal(penalty)),
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizer,

@@ -20,6 +20,7 @@ from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
+from tff_partial.phases import Term
 from tff_partial.processes import PartialProcess
 from tff_partial.solvers.exact import Exact
 from tff_partial.terms import proximal
@@ -29,6 +30,49 @@ from tff_partial.tiers import PERSONAL
 
 # Settings of a phase that only steps have, besides its batches.
 _STEPS = ('steps_per_batch', 'rate_factor', 'slots', 'measured')
+
+
+def trained(
+  training: Phase, *terms: Term, train: tuple[str, ...] = (GLOBAL,)
+) -> Phase:
+  """Return a measured phase that trains some tiers, with more losses to add.
+
+  Args:
+    training: How it trains.
+    *terms: The losses.
+    train: The tiers.
+  """
+  terms = (*training.terms, *terms)
+  return dataclasses.replace(training, train=train, terms=terms, measured=True)
+
+
+def build_global(
+  model: models.PartialModel,
+  *,
+  training: Phase = Phase(),
+  aggregation: Aggregation = Aggregation(),
+  server_optimizer: Optimizer | None = None,
+) -> PartialProcess:
+  """Build a process that trains global weights, and averages them: FedAvg.
+
+  Args:
+    model: The model, without local variables.
+    training: How a client trains: optimizer, batches, epochs.
+    aggregation: How the server aggregates updates.
+    server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
+
+  Example:
+    >>> process = algorithms.build_fed_avg(whole, training=Phase(epochs=2))
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    work=[trained(training)],
+    aggregation=aggregation,
+    server_optimizer=server_optimizer,
+  )
 
 
 def build_simultaneous(
