@@ -86,22 +86,30 @@ class PrivateFactory(
   aggregators.RowAggregationFactory,
   tff.aggregators.UnweightedAggregationFactory,
 ):
-  """A mean of clipped updates with noise; see `private_mean`.
+  """The mean of clipped updates with central differential privacy.
+
+  The sum is divided by the expected number of clients, not by the actual one,
+  which is a secret if clients are sampled independently. An argument that is
+  impossible is refused with a `PrivacyError`.
 
   Attributes:
-    noise_multiplier: Standard deviation of the noise in clips, all parts
-      together.
-    clients_per_round: Expected number of clients in a round.
-    clipping: Clipping of an update: joint, or by part.
-    noise_seed: Makes a simulation's noise reproducible; None for a secret seed.
-    diagnostics: True for exact measurements, which are not private.
+    clipping: Clipping of an update: joint, or by part with the names of tiers.
+    noise_multiplier: Standard deviation of the noise in clips: of the sum,
+      before it is divided. If several parts or counts are noised, it is their
+      joint cost: each gets more noise. Zero for no noise.
+    clients_per_round: Expected number of clients; the actual one is a secret.
+    noise_seed: Makes a simulation with reproducible noise. By default each
+      process has a secret seed from the operating system.
+    diagnostics: True for exact measurements, which are not private; their names
+      end in `not_private`.
   """
 
+  clipping: clipping_lib.Clippings
+  _: dataclasses.KW_ONLY
   noise_multiplier: float
   clients_per_round: float
-  clipping: clipping_lib.Clippings
-  noise_seed: int | None
-  diagnostics: bool
+  noise_seed: int | None = None
+  diagnostics: bool = False
 
   def __post_init__(self) -> None:
     clipping_lib.check_positive(
@@ -344,37 +352,5 @@ def _diagnosing(
   return diagnose
 
 
-def private_mean(
-  clipping: clipping_lib.Clippings,
-  *,
-  noise_multiplier: float,
-  clients_per_round: float,
-  noise_seed: int | None = None,
-  diagnostics: bool = False,
-) -> PrivateFactory:
-  """Average updates with central differential privacy.
-
-  The sum is divided by the expected number of clients, not by the actual one,
-  which is a secret if clients are sampled independently.
-
-  Args:
-    clipping: Clipping of an update: joint, or by part with the names of tiers.
-    noise_multiplier: Standard deviation of the noise in clips: of the sum,
-      before it is divided. If several parts or counts are noised, it is their
-      joint cost: each gets more noise. Zero for no noise.
-    clients_per_round: Expected number of clients; the actual one is a secret.
-    noise_seed: Makes a simulation with reproducible noise. By default each
-      process has a secret seed from the operating system.
-    diagnostics: True for exact measurements, which are not private; their names
-      end in `not_private`.
-
-  Raises:
-    PrivacyError: If an argument is invalid.
-  """
-  return PrivateFactory(
-    noise_multiplier,
-    clients_per_round,
-    clipping,
-    noise_seed,
-    diagnostics,
-  )
+# The name by which aggregators are made.
+private_mean = PrivateFactory

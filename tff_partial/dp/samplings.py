@@ -1,6 +1,5 @@
 """Sampling of cohorts, and its privacy cost per round."""
 
-import abc
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
@@ -32,7 +31,7 @@ def check(is_good: bool, what: str, found: Any) -> None:
     raise PrivacyError(f'{what}, found {found}.')
 
 
-class Sampling(abc.ABC):
+class Sampling:
   """Sampling of the clients of a round.
 
   Attributes:
@@ -50,11 +49,16 @@ class Sampling(abc.ABC):
   distance: float = 1.0
   renyi_orders: Sequence[float] | None = None
 
-  @abc.abstractmethod
   def event(
     self, noise_multiplier: float, rounds: int
   ) -> dp_accounting.DpEvent:
     """Return the dp-accounting event of all rounds."""
+    noise = dp_accounting.GaussianDpEvent(noise_multiplier / self.distance)
+    return dp_accounting.SelfComposedDpEvent(self.of_round(noise), rounds)
+
+  def of_round(self, noise: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Return the event of a round, from that of its noise."""
+    return noise
 
   def accountant(self, step: float) -> dp_accounting.PrivacyAccountant:
     """Make an accountant of such events, with a step of `loss_step`."""
@@ -107,16 +111,9 @@ class PoissonSampling(LossDistributionSampling):
       self.probability,
     )
 
-  def event(
-    self, noise_multiplier: float, rounds: int
-  ) -> dp_accounting.DpEvent:
-    """Return the event of independent samples."""
-    return dp_accounting.SelfComposedDpEvent(
-      dp_accounting.PoissonSampledDpEvent(
-        self.probability, dp_accounting.GaussianDpEvent(noise_multiplier)
-      ),
-      rounds,
-    )
+  def of_round(self, noise: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Return the event of an independent sample."""
+    return dp_accounting.PoissonSampledDpEvent(self.probability, noise)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,17 +143,10 @@ class FixedSizeSampling(Sampling):
       self.clients_per_round,
     )
 
-  def event(
-    self, noise_multiplier: float, rounds: int
-  ) -> dp_accounting.DpEvent:
+  def of_round(self, noise: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
     """Return the event of sampling without replacement."""
-    return dp_accounting.SelfComposedDpEvent(
-      dp_accounting.SampledWithoutReplacementDpEvent(
-        self.population,
-        self.clients_per_round,
-        dp_accounting.GaussianDpEvent(noise_multiplier / self.distance),
-      ),
-      rounds,
+    return dp_accounting.SampledWithoutReplacementDpEvent(
+      self.population, self.clients_per_round, noise
     )
 
 
@@ -171,14 +161,6 @@ class EveryRound(LossDistributionSampling):
   name = 'every_round'
   neighbours = 'one user replaced'
   distance = 2.0
-
-  def event(
-    self, noise_multiplier: float, rounds: int
-  ) -> dp_accounting.DpEvent:
-    """Return the event of rounds without sampling."""
-    return dp_accounting.SelfComposedDpEvent(
-      dp_accounting.GaussianDpEvent(noise_multiplier / self.distance), rounds
-    )
 
 
 @dataclasses.dataclass(frozen=True)

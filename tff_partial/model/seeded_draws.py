@@ -35,30 +35,25 @@ def _normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
 
 # The number of the copy that is drawn, if it is not the first of several.
-_COPY: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar(
-  'copy', default=()
-)
+_COPY = contextvars.ContextVar[tuple[int, ...]]('copy', default=())
 
 
 def seed_of(initializer_seed: int) -> tf.Tensor:
   """Return the seed of an initializer that was given one."""
-  return tf.constant(
-    random_bits.derive('initializer', initializer_seed, *_COPY.get())
-  )
+  words = 'initializer', initializer_seed, *_COPY.get()
+  return tf.constant(random_bits.derive(*words))
 
 
 def of_copies(
   number: int, draw: Callable[[tf.Tensor], Any], seed: tf.Tensor
 ) -> list[Any]:
   """Draw several copies, each separately, by initializers with a seed, too."""
-  found = []
-  for place in range(number):
-    token = _COPY.set((place,) if place else ())
-    try:
-      found.append(draw(random_bits.fold_in(seed, f'group {place}')))
-    finally:
-      _COPY.reset(token)
-  return found
+
+  def copy(place: int) -> Any:
+    _COPY.set((place,) if place else ())
+    return draw(random_bits.fold_in(seed, f'group {place}'))
+
+  return [contextvars.copy_context().run(copy, n) for n in range(number)]
 
 
 class SeededDraws:
