@@ -34,7 +34,6 @@ import tensorflow_federated as tff
 from tff_partial import aggregators
 from tff_partial.composition import Aggregation
 from tff_partial.errors import SettingError
-from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -80,9 +79,7 @@ def build_fed_att(
     model,
     training=training,
     aggregation=dataclasses.replace(
-      aggregation,
-      client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,
-      aggregator=AttentiveFactory(mean),
+      aggregation.with_equal_weights, aggregator=AttentiveFactory(mean)
     ),
     server_optimizer=sgd(step_size),
   )

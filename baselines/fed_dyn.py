@@ -17,7 +17,6 @@ exactly.
 """
 
 import collections
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +27,6 @@ from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.errors import SettingError
-from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -88,10 +86,7 @@ def build_fed_dyn(
       partial_training.trained(training, proximal(penalty), linear(against))
     ],
     client_state=client_state.persist_slopes(renewed),
-    aggregation=dataclasses.replace(
-      aggregation,
-      client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,
-    ),
+    aggregation=aggregation.with_equal_weights,
     server_optimizer=_Dynamic(participation),
   )
 

@@ -12,7 +12,8 @@ model over the cohort, by numbers of examples. A client predicts
 `sum_k pi_tk p_k(y | x)`. A new client only computes its shares.
 
 Deviations: q stays that of the received models while a client trains, also
-where it trains on other examples than before. Variables that are in no group,
+where it trains on other examples than before; it is that of the model's own
+loss, also if `training.loss` is another. Variables that are in no group,
 such as an encoder, may be shared by all models, where the paper's have nothing
 in common; then layers' losses of these count once for each model. Clients who
 took part also renew their shares before they are measured.

@@ -27,7 +27,6 @@ from tff_partial.composition import Aggregation
 from tff_partial.dp.local_noise import LaplaceNoise
 from tff_partial.dp.local_noise import LocalNoise
 from tff_partial.errors import SettingError
-from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -74,9 +73,7 @@ def build_fed_noise(
     model,
     training=training,
     aggregation=dataclasses.replace(
-      aggregation,
-      client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,
-      postprocess_update=noise,
+      aggregation.with_equal_weights, postprocess_update=noise
     ),
     server_optimizer=server_optimizer,
   )

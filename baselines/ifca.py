@@ -11,8 +11,9 @@ averaging; with `Aggregation(mean_of_members=False)` by the mean over all
 clients, its option of gradient averaging. The first copies are drawn, each by
 itself, or are `from_keras(initial_weights=...)`.
 
-Deviation: members are weighted by their examples unless `client_weighting` says
-otherwise.
+Deviations: members are weighted by their examples unless `client_weighting`
+says otherwise; the loss by which clients choose is the model's own, also if
+`training.loss` is another.
 """
 
 from tff_partial import client_state

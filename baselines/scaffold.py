@@ -15,7 +15,6 @@ c_i. Batches are those of `training`.
 import collections
 import dataclasses
 import functools
-from typing import Any
 
 import tensorflow as tf
 
@@ -28,7 +27,6 @@ from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import outcome_of
 from tff_partial.errors import SettingError
-from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -83,31 +81,23 @@ def build_scaffold(
   correction = linear(
     lambda client: tiers.delta(client.server, client.remembered)
   )
-  work: list[Any] = [
-    partial_training.trained(
-      dataclasses.replace(training, optimizer=sgd(learning_rate)), correction
-    )
-  ]
-  if option == 1:
-    # Before the client moves, at the x that it received.
-    work.insert(
-      0,
-      Compute(
-        _CONTROL,
-        lambda client: client.gradients(loss=training.loss),
-        training.on,
-      ),
-    )
+  # Before the client moves, at the x that it received.
+  gradients = Compute(
+    _CONTROL,
+    lambda client: client.gradients(loss=training.loss),
+    training.on,
+  )
+  steps = dataclasses.replace(training, optimizer=sgd(learning_rate))
   return compose(
     model,
-    work=work,
+    work=[
+      *([gradients] if option == 1 else []),
+      partial_training.trained(steps, correction),
+    ],
     client_state=client_state.persist_slopes(renewed),
     statistics=[controls],
     server_state=client_state.zeros_of_global,
-    aggregation=dataclasses.replace(
-      aggregation,
-      client_weighting=aggregation.client_weighting or ClientWeighting.UNIFORM,
-    ),
+    aggregation=aggregation.with_equal_weights,
     server_optimizer=server_optimizer,
   )
 

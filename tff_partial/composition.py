@@ -66,6 +66,12 @@ class Aggregation:
   postprocess_update: PostprocessUpdate | None = None
   mean_of_members: bool = False
 
+  @property
+  def with_equal_weights(self) -> 'Aggregation':
+    """The same, where clients have equal weights unless it says otherwise."""
+    weighting = self.client_weighting or ClientWeighting.UNIFORM
+    return dataclasses.replace(self, client_weighting=weighting)
+
 
 def compose(
   model: models.PartialModel,

@@ -53,8 +53,8 @@ def build_apfl(
     model: The model, without local variables.
     mixture: alpha of the paper, the personal model's share, from 0 to 1; its
       first value if it is learned.
-    mixture_learning_rate: Rate of plain gradient descent on alpha; 0 for a
-      fixed one.
+    mixture_learning_rate: Rate of plain gradient descent on alpha, which
+      `personal.rate_factor` scales, too; 0 for a fixed one.
     training: How w is trained: optimizer, batches, epochs.
     personal: How v is trained, on the same batches; like w by default.
     aggregation: How the server aggregates updates.

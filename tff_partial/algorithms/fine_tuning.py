@@ -38,7 +38,7 @@ def build_fine_tuning_eval(
     ... )
 
   Raises:
-    PhaseError: If `only` names no variable.
+    PhaseError: If its `variable_filter` names no variable.
   """
   return evaluation.build_query_evaluation(
     model,

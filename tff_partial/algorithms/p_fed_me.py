@@ -45,8 +45,8 @@ def build_p_fed_me(
     personal: How theta is trained: `steps_per_batch` is K, and `max_steps` with
       `epochs` gives R. The loss gains the curvature lambda, so the learning
       rate has to stay below 2 / lambda even where the loss is flat.
-    learning_rate: eta of the paper; w moves by the fraction eta * lambda, at
-      most 1, to theta on each batch.
+    learning_rate: eta of the paper, which `personal.rate_factor` scales, too;
+      w moves by the fraction eta * lambda, at most 1, to theta on each batch.
     mixing: beta of the paper.
     aggregation: How the server aggregates updates.
 
