@@ -72,7 +72,7 @@ class MovieLensRanking(Task):
     self.ratings = ratings
     self._options = options
     self._seed = seed
-    self._models: dict[str, models.PartialModel] = {}
+    self._model = functools.cache(self._build_model)
     frame = ratings.frame.assign(rating=np.float32(1.0), is_query=0)
     number = frame.groupby('user_id')['user_id'].transform('size')
     frame = frame[number >= options.min_examples]
@@ -150,9 +150,7 @@ class MovieLensRanking(Task):
         'for, or nothing. Choose own, additive, implicit or nobody, or another '
         'algorithm.'
       )
-    if user not in self._models:
-      self._models[user] = self._build_model(user)
-    return self._models[user]
+    return self._model(user)
 
   def _build_model(self, user: str) -> models.PartialModel:
     options, num_items = self._options, self.ratings.num_items

@@ -103,7 +103,7 @@ class MovieLens(MeasuredByProtocol):
       zip(_FRACTIONS, frames, strict=True)
     )
     self._seed = seed
-    self._models: dict[str, models.PartialModel] = {}
+    self._model = functools.cache(self._build_model)
     # Users are numbered as rows of a table.
     self._users = pd.Index(np.unique(ratings.frame['user_id']))
 
@@ -120,9 +120,7 @@ class MovieLens(MeasuredByProtocol):
         'of their own, a posterior, a row of a table, or nothing. Choose own, '
         'posterior, table or nobody, or another algorithm.'
       )
-    if user not in self._models:
-      self._models[user] = self._build_model(user)
-    return self._models[user]
+    return self._model(user)
 
   def _build_model(self, user: str) -> models.PartialModel:
     options = self._options

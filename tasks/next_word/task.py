@@ -106,7 +106,7 @@ class NextWord(Task):
     self._is_released = options.vocabulary.is_private and (
       release.kept is not None or release.keep is not None
     )
-    self._models: dict[tuple[str, bool], models.PartialModel] = {}
+    self._model = functools.cache(self._build_model)
 
   @property
   def released(self) -> str:
@@ -166,7 +166,7 @@ class NextWord(Task):
     """
     if user == FEATURES:
       return self.model_with_features(NOBODY)
-    return self._model(user, features=False)
+    return self._model(user, False)
 
   def model_with_features(self, user: str) -> models.PartialModel:
     """Build the model with a mapping of LOGITS and FEATURES as its output.
@@ -177,7 +177,7 @@ class NextWord(Task):
     Raises:
       OptionError: If `user` is another form.
     """
-    return self._model(user, features=True)
+    return self._model(user, True)
 
   def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the correct classes of the model.
@@ -187,19 +187,13 @@ class NextWord(Task):
     """
     return labels, losses.is_target(self.words.tokens, labels)
 
-  def _model(self, user: str, *, features: bool) -> models.PartialModel:
-    """Return one of the models, each built once."""
+  def _build_model(self, user: str, features: bool) -> models.PartialModel:
     if user not in (OWN, NOBODY):
       raise OptionError(
         f'--user_form={user}: what users of the task {self.name} can have of '
         'their own are the vectors of words outside the vocabulary. Choose '
         'own, or nobody, for vectors that all share.'
       )
-    if (user, features) not in self._models:
-      self._models[user, features] = self._build_model(user, features)
-    return self._models[user, features]
-
-  def _build_model(self, user: str, features: bool) -> models.PartialModel:
     sizes = self._options.sizes
     tokens, length = self.words.tokens, self._options.max_tokens
     loss = losses.build_loss(tokens)

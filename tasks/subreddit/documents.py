@@ -9,13 +9,16 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tasks.errors import DataError
+from tasks.errors import OptionError
 from tasks.files import text_encoding
 from tasks.subreddit import data as subreddit_data
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import parts as subreddit_parts
 from tasks.subreddit.options import DocumentOptions
 from tasks.task import EvaluationClients
+from tasks.task import NOBODY
 from tasks.task import OWN
+from tasks.task import TABLE
 from tasks.task import Task
 from tasks.task import TEST
 from tasks.task import TRAIN
@@ -99,7 +102,7 @@ class DocumentTask(Task):
     )
     self._options = options
     self._seed = seed
-    self._models: dict[str, models.PartialModel] = {}
+    self._model = functools.cache(self._build_model)
 
   @property
   def model(self) -> models.PartialModel:
@@ -111,25 +114,35 @@ class DocumentTask(Task):
 
     Args:
       user: OWN, TABLE, or NOBODY for a model without authors.
+
+    Raises:
+      OptionError: If it is another.
     """
-    if user not in self._models:
-      self._models[user] = tff_partial.from_keras(
-        functools.partial(
-          subreddit_models.build_document_model,
-          _NUM_CHARACTERS,
-          self._options.max_chars,
-          self._head.num_outputs,
-          self._options.sizes,
-          user=user,
-          num_users=len(self.documents.authors),
-        ),
-        local=subreddit_models.LOCAL_WEIGHTS if user == OWN else None,
-        loss=self._head.loss,
-        metrics=self._head.metrics,
-        labels=self._head.label_spec,
-        seed=self._seed,
+    if user not in (OWN, TABLE, NOBODY):
+      raise OptionError(
+        f'--user_form={user}: authors of the task {self.name} can have a '
+        'vector of their own, a row of a table, or nothing. Choose own, table '
+        'or nobody, or another algorithm.'
       )
-    return self._models[user]
+    return self._model(user)
+
+  def _build_model(self, user: str) -> models.PartialModel:
+    return tff_partial.from_keras(
+      functools.partial(
+        subreddit_models.build_document_model,
+        _NUM_CHARACTERS,
+        self._options.max_chars,
+        self._head.num_outputs,
+        self._options.sizes,
+        user=user,
+        num_users=len(self.documents.authors),
+      ),
+      local=subreddit_models.LOCAL_WEIGHTS if user == OWN else None,
+      loss=self._head.loss,
+      metrics=self._head.metrics,
+      labels=self._head.label_spec,
+      seed=self._seed,
+    )
 
   @property
   def validation(self) -> EvaluationClients:

@@ -92,7 +92,7 @@ class UserModeling(Task):
     self._seed = seed
     self._parts = parts.divided(records, seed=seed, repeat=options.repeat)
     self._clients = clients_lib.ManyUserClients(records, self._parts)
-    self._models: dict[str, models.PartialModel] = {}
+    self._model = functools.cache(self._build_model)
 
   @property
   def validation(self) -> EvaluationClients:
@@ -123,9 +123,7 @@ class UserModeling(Task):
         'whose weights are in tables. Choose own, for tables that clients '
         'keep, or table, for one at the server.'
       )
-    if user not in self._models:
-      self._models[user] = self._build_model(user)
-    return self._models[user]
+    return self._model(user)
 
   def _build_model(self, user: str) -> models.PartialModel:
     options, records = self._options, self.records

@@ -105,6 +105,11 @@ def test_who_personalises_first_comes_with_its_training_comments(task):
     np.testing.assert_array_equal(found['y'][mine], expected['y'])
 
 
+def test_a_form_that_documents_have_no_model_in_is_refused(task):
+  with pytest.raises(OptionError, match='--user_form=features: authors of the'):
+    task.model_with('features')
+
+
 def test_everybody_in_training_is_measured_and_nobody_new_trains(task):
   spec = task.model.example_spec
   train, test, new = (
