@@ -30,6 +30,7 @@ from tff_partial.contexts import Compute
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
+from tff_partial.model import tracing
 from tff_partial.phases import Phase
 
 # (a batch of the model's inputs, () -> the model's outputs for it) -> keys
@@ -248,13 +249,7 @@ def _check_shapes(
   targets: TargetsFn,
 ) -> None:
   """Check that there is one key and one class for each prediction."""
-
-  def one(specs: Any) -> Any:
-    return tf.nest.map_structure(
-      lambda spec: tf.zeros([1, *(n or 1 for n in spec.shape)], spec.dtype),
-      specs,
-    )
-
+  one = tracing.one_example
   wanted = one(check_output(model, 'logits', logits)).shape[:-1].as_list()
   outputs = one(model.prediction_spec)
   classes, counts = targets(one(model.example_spec['y']))

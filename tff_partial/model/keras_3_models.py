@@ -248,12 +248,7 @@ def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
     inputs = keras_analysis.without_lists(inputs)
     refuse_open_shapes(inputs)
     if not model.built or not getattr(model, 'inputs', None):
-      model(
-        tf.nest.map_structure(
-          lambda spec: tf.zeros([n or 1 for n in [1, *spec.shape]], spec.dtype),
-          inputs,
-        )
-      )
+      model(tracing.one_example(inputs))
       created.assigned.clear()  # State of random generators and the like.
   return model, inputs, created
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_variables
+from tff_partial.model import tracing
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
@@ -101,11 +102,7 @@ def filled(
   with keras_variables.answering_variables(record):
     keras_model = build()
     if not keras_model.built:
-      zeros = tf.nest.map_structure(
-        lambda spec: tf.zeros([n or 1 for n in [1, *spec.shape]], spec.dtype),
-        inputs,
-      )
-      keras_model(zeros)
+      keras_model(tracing.one_example(inputs))
   held = {id(keras_variables.uncast(v)) for v in keras_model.variables}
   mine = [v for v in made if id(v) in held]
   for spec, variable in zip(variables, mine, strict=True):

@@ -234,16 +234,8 @@ class PureMetrics:
       *values: The number in labels, in predictions, and the weight; 0 by
         default, as in padding.
     """
-
-    def filled(spec: tf.TensorSpec, value: float) -> tf.Tensor:
-      shape = [n or 1 for n in [1, *spec.shape]]
-      if not value:
-        return tf.zeros(shape, spec.dtype)
-      return tf.cast(tf.fill(shape, value), spec.dtype)
-
-    labels, predictions, weight = (
-      tf.nest.map_structure(lambda spec, v=value: filled(spec, v), specs)
-      for specs, value in zip(self._specs, values or [0.0] * 3, strict=True)
+    labels, predictions, weight = map(
+      tracing.one_example, self._specs, values or [0.0] * 3
     )
     self._measure(metric, output, labels, predictions, weight)
 

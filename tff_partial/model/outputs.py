@@ -19,6 +19,7 @@ import tensorflow as tf
 from tff_partial.arguments import checked_numbers
 from tff_partial.errors import SettingError
 from tff_partial.model import losses
+from tff_partial.model import tracing
 from tff_partial.model.keras_functions import mask_of
 from tff_partial.model.keras_variables import ModelError
 
@@ -42,12 +43,7 @@ def num_features(
   Raises:
     SettingError: If they are no vector of a known length.
   """
-  found = features(
-    tf.nest.map_structure(
-      lambda spec: tf.zeros([n or 1 for n in [1, *spec.shape]], spec.dtype),
-      prediction_spec,
-    )
-  )
+  found = features(tracing.one_example(prediction_spec))
   if found.shape.rank != 2 or found.shape[-1] is None:
     raise SettingError(
       f'features: those of one example are {found.shape[1:]}, not a vector.'

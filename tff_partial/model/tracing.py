@@ -171,6 +171,18 @@ def placeholder(spec: tf.TensorSpec, size: int | None = None) -> tf.Tensor:
   return tf.compat.v1.placeholder(spec.dtype, [size, *spec.shape])
 
 
+def one_example(specs: Any, value: float = 0.0) -> Any:
+  """Return a batch of one example of equal numbers; open axes have length 1."""
+
+  def filled(spec: tf.TensorSpec) -> tf.Tensor:
+    shape = [n or 1 for n in [1, *spec.shape]]
+    if not value:
+      return tf.zeros(shape, spec.dtype)
+    return tf.cast(tf.fill(shape, value), spec.dtype)
+
+  return tf.nest.map_structure(filled, specs)
+
+
 def broadcasts_over(operation: tf.Operation, size: int) -> bool:
   """Return true if an operation broadcasts a batch against a batch."""
   of = [

@@ -22,10 +22,12 @@ import tensorflow_federated as tff
 from tff_partial._environment import require_tff
 from tff_partial.training import saved_variables
 from tff_partial.training.errors import RunError
+from tff_partial.training.files import ANOTHER
 from tff_partial.training.files import first_line
 from tff_partial.training.files import for_owner_only
 from tff_partial.training.files import locked
 from tff_partial.training.files import NUM_KEPT
+from tff_partial.training.files import writing
 
 _Result = TypeVar('_Result')
 _PREFIX = 'round_'
@@ -114,7 +116,7 @@ class Checkpoints:
     self._loop = loop
     self._writable = writable
     self._lock: int | None = None
-    try:
+    with writing(f'Cannot write checkpoints to {self._folder}', ANOTHER):
       if writable:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = locked(self._folder)
@@ -126,11 +128,6 @@ class Checkpoints:
         keep_total=NUM_KEPT,
         keep_first=False,
       )
-    except OSError as error:
-      raise RunError(
-        f'Cannot write checkpoints to {self._folder}: {first_line(error)} '
-        'Choose another folder or make room.'
-      ) from error
 
   def close(self) -> None:
     """Let other processes write to the folder."""

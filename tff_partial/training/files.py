@@ -1,15 +1,20 @@
 """Folders of a run: locks, permissions, and errors of the file system."""
 
+from collections.abc import Iterator
+import contextlib
 import os
 import pathlib
 import re
 
 from absl import logging
+import tensorflow as tf
 
 from tff_partial.training.errors import RunError
 
 # Checkpoints kept: the newest, and one more in case the newest is damaged.
 NUM_KEPT = 2
+# What to do where nothing can be written.
+ANOTHER = 'Choose another folder or make room.'
 # {{function_node ...}} before a message, and [Op:...] name: behind it.
 _MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
 
@@ -43,6 +48,19 @@ def first_line(error: BaseException) -> str:
   text = _MARKS.sub('', str(error)).strip() or type(error).__name__
   line = text.splitlines()[0]
   return line if line.endswith('.') else f'{line}.'
+
+
+@contextlib.contextmanager
+def writing(what: str, remedy: str) -> Iterator[None]:
+  """Report what cannot be written, and what to do about it.
+
+  Raises:
+    RunError: If the file system refuses it.
+  """
+  try:
+    yield
+  except (OSError, tf.errors.OpError) as error:
+    raise RunError(f'{what}: {first_line(error)} {remedy}') from error
 
 
 def for_owner_only(folder: pathlib.Path) -> None:

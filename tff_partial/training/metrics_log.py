@@ -7,7 +7,7 @@ they reread the table's header for each row and call TensorFlow for each number:
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import contextlib
 import csv
 import io
@@ -82,7 +82,7 @@ class Records:
     self._path = self._folder / METRICS_FILE
     self._events: tf.summary.SummaryWriter | None = None
     self._rows = _rows(saved or '') or [[ROUND]]
-    try:
+    with files.writing(f'Cannot write to {self._folder}', files.ANOTHER):
       self._folder.mkdir(parents=True, exist_ok=True)
       self._path.with_suffix('.tmp').unlink(missing_ok=True)
       self._refuse_other_file()
@@ -91,11 +91,6 @@ class Records:
         self._events = tf.summary.create_file_writer(
           str(self._folder / TENSORBOARD)
         )
-    except (OSError, tf.errors.OpError) as error:
-      raise RunError(
-        f'Cannot write to {self._folder}: {files.first_line(error)} '
-        'Choose another folder or make room.'
-      ) from error
 
   @property
   def text(self) -> str:
@@ -169,17 +164,15 @@ class Records:
         if finite.size:
           tf.summary.histogram(f'{phase}_clients/{name}', finite)
 
-  @contextlib.contextmanager
-  def _writing(self, round_number: int) -> Iterator[None]:
+  def _writing(
+    self, round_number: int
+  ) -> contextlib.AbstractContextManager[None]:
     """Report which round could not be recorded, and what to do."""
-    try:
-      yield
-    except (OSError, tf.errors.OpError) as error:
-      raise RunError(
-        f'Round {round_number} cannot be recorded in {self._folder}: '
-        f'{files.first_line(error)} Make room and run the same command '
-        'again to go on from the last checkpoint.'
-      ) from error
+    return files.writing(
+      f'Round {round_number} cannot be recorded in {self._folder}',
+      'Make room and run the same command again to go on from the last '
+      'checkpoint.',
+    )
 
   def _add_curves(self, row: Mapping[str, Any], round_number: int) -> None:
     if self._events is None:
@@ -282,17 +275,12 @@ def add_curves(
   Raises:
     RunError: If they cannot be written.
   """
-  try:
+  with files.writing(f'Cannot write to {folder}', files.ANOTHER):
     events = tf.summary.create_file_writer(os.path.join(folder, TENSORBOARD))
     with events.as_default(round_number):
       for tag, number in numbers.items():
         tf.summary.scalar(tag, number)
     events.close()
-  except (OSError, tf.errors.OpError) as error:
-    raise RunError(
-      f'Cannot write to {folder}: {files.first_line(error)} '
-      'Choose another folder or make room.'
-    ) from error
 
 
 def _curves(row: Mapping[str, Any]) -> bytes:
