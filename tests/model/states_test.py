@@ -176,6 +176,25 @@ def test_what_is_local_stays_with_the_client(local: Any) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_predicted_for_padding_has_a_loss() -> None:
+  """The last batch has one example, and no logarithm of 0."""
+
+  def build() -> tf.keras.Model:
+    x = keras.Input([3])
+    normal = keras.layers.BatchNormalization(name='first')(x)
+    return keras.Model(x, keras.layers.Dense(1, 'sigmoid')(normal))
+
+  model = keras_models.from_keras(
+    build,
+    loss=lambda labels, found: -tf.math.log(found)[:, 0],
+    state='averaged',
+  )
+  process = algorithms.build_fed_avg(model, training=Phase(batch_size=2))
+  _, output = _round(process, {'a': _fields(3)})
+  assert planted.train_metrics(output)['num_not_finite'] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('build', 'measure'),
   [

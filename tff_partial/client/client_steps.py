@@ -242,7 +242,8 @@ class Steps:
     """Return predictions for a batch, losses, and new states of layers.
 
     A model with states is trained on the real examples alone, the first ones
-    of a batch, so that its layers see no padding.
+    of a batch, so that its layers see no padding; what it predicts for the
+    first one stands for padding, of which any loss is then a number.
     """
     if not (training and self._context.model.state):
       return self._model.predict(weights, batch, training=training, seed=seed)
@@ -253,8 +254,8 @@ class Steps:
     size = tf.shape(is_real)[0]
 
     def padded(tensor: tf.Tensor) -> tf.Tensor:
-      rest = [[0, 0]] * (tensor.shape.rank - 1)
-      found = tf.pad(tensor, [[0, size - number], *rest])
+      rest = tf.repeat(tensor[:1], size - number, 0)
+      found = tf.concat([tensor, rest], 0)
       found.set_shape([is_real.shape[0], *tensor.shape[1:]])
       mask = keras_functions.mask_of(tensor)
       if mask is not None:
