@@ -21,6 +21,7 @@ import tensorflow as tf
 from tff_partial import client_state
 from tff_partial import client_statistics
 from tff_partial import tiers
+from tff_partial.arguments import optimizers
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
@@ -114,6 +115,11 @@ def _check(
     raise SettingError(
       f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
       'positive.'
+    )
+  if not optimizers.is_plain_descent(training.optimizer_of(GLOBAL)):
+    raise SettingError(
+      'training.optimizer: clients take plain steps of `learning_rate`, which '
+      'control variates correct. Leave it out.'
     )
   if option == 2 and training.rate_factor != 1.0:
     raise SettingError(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 import baselines
 from baselines import fed_opt
@@ -173,6 +174,10 @@ def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
     ({'option': 3}, 'option=3: the paper has the options 1 and 2'),
     ({'num_clients': 0}, 'num_clients=0, .*: both must be positive'),
     ({'learning_rate': 0.0}, 'learning_rate=0.0: both must be positive'),
+    (
+      {'training': Phase(optimizer=tff.learning.optimizers.build_adam(0.1))},
+      'training.optimizer: clients take plain steps of `learning_rate`',
+    ),
     (
       {'training': Phase(rate_factor=0.5)},
       'rate_factor: option 2 divides by .* learning_rate=0.1. Give that rate',
