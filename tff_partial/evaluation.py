@@ -376,9 +376,8 @@ def over_clients(per_client: Sequence[Any]) -> dict[str, np.ndarray]:
     Metric name to floats `[clients]`; NaN where a client's examples leave the
     metric undefined.
   """
-  measured = [client for client in per_client if client['num_clients'] > 0]
+  found = by_client([*map(str, range(len(per_client)))], per_client)
   return {
-    name: np.array([client[name] for client in measured], np.float64)
-    for name in (measured[0] if measured else {})
-    if name not in keras_metrics.COUNTS
+    name: np.array([*values.values()], np.float64)
+    for name, values in found.items()
   }

@@ -176,13 +176,12 @@ def weight_accessors(
   state_type: tff.Type, weights_type: tff.Type
 ) -> tuple[tff.Computation, tff.Computation]:
   """Make `(S -> ModelWeights)` and `(S, ModelWeights -> S)`."""
-
-  @tff.tensorflow.computation(state_type)
-  def get_model_weights(state: Any) -> Any:
-    return state.global_model_weights
-
-  @tff.tensorflow.computation(state_type, weights_type)
-  def set_model_weights(state: Any, weights: Any) -> Any:
-    return state._replace(global_model_weights=weights)
-
-  return get_model_weights, set_model_weights
+  return (
+    tff.tensorflow.computation(
+      lambda state: state.global_model_weights, state_type
+    ),
+    tff.tensorflow.computation(
+      lambda state, weights: state._replace(global_model_weights=weights),
+      *(state_type, weights_type),
+    ),
+  )

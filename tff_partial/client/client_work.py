@@ -111,12 +111,7 @@ def initial_weights(model: models.PartialModel) -> tff.Computation:
     return ModelWeights(shared, model.frozen_weights())
 
   drawn = tracing.traced(draw)
-
-  @tff.tensorflow.computation
-  def initialize() -> Any:
-    return drawn()
-
-  return initialize
+  return tff.tensorflow.computation(lambda: drawn())
 
 
 def first_server_state(
@@ -128,12 +123,9 @@ def first_server_state(
     model: The model.
     server_state: Makes it from the model.
   """
-
-  @tff.tensorflow.computation
-  def first() -> Any:
-    return tf.nest.map_structure(tf.convert_to_tensor, server_state(model))
-
-  return first
+  return tff.tensorflow.computation(
+    lambda: tf.nest.map_structure(tf.convert_to_tensor, server_state(model))
+  )
 
 
 def example_spec_of(
@@ -204,12 +196,10 @@ class ClientWork:
       return self._with_slots(held, optimizer_slots.first(self.keeping, model))
 
     first = tracing.traced(remember, random_bits.SEED_SPEC)
-
-    @tff.tensorflow.computation(type_of(random_bits.SEED_SPEC))
-    def initialize_client(seed: Any) -> Any:
-      return first(seed)
-
-    self.initialize_client = initialize_client
+    self.initialize_client = tff.tensorflow.computation(
+      lambda seed: first(seed),
+      type_of(random_bits.SEED_SPEC),
+    )
     client_specs = examples.client_spec(self.example_spec)
     self.specs = (
       *weights_specs(model),
@@ -223,7 +213,7 @@ class ClientWork:
       )
     self.types = (
       weights_type(model),
-      initialize_client.type_signature.result,
+      self.initialize_client.type_signature.result,
       type_of(client_specs),
     )
 

@@ -170,39 +170,33 @@ def chosen(structure: tff.Type, name: str) -> tff.Computation:
 
 
 def _chosen_all(structure: tff.Type, names: Sequence[str]) -> tff.Computation:
-  @tff.tensorflow.computation(structure)
-  def choose(joined: Any) -> Any:
-    return collections.OrderedDict((name, joined[name]) for name in names)
-
-  return choose
+  """Make `(structure -> its elements of these names)`."""
+  return tff.tensorflow.computation(
+    lambda joined: collections.OrderedDict((n, joined[n]) for n in names),
+    structure,
+  )
 
 
 def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
   """Make `(ModelWeights -> ModelWeights)`: only those of some tiers."""
-
-  @tff.tensorflow.computation(server_type)
-  def choose(weights: Any) -> Any:
-    return client_work.ModelWeights(
-      collections.OrderedDict(
-        (tier, weights.trainable[tier]) for tier in tiers
-      ),
+  return tff.tensorflow.computation(
+    lambda weights: client_work.ModelWeights(
+      collections.OrderedDict((t, weights.trainable[t]) for t in tiers),
       weights.non_trainable,
-    )
-
-  return choose
+    ),
+    server_type,
+  )
 
 
 def _replaced(server_type: tff.Type, new_type: tff.Type) -> tff.Computation:
   """Make `(ModelWeights, of some tiers -> ModelWeights)`."""
-
-  @tff.tensorflow.computation(server_type, new_type)
-  def replace(weights: Any, new: Any) -> Any:
-    return client_work.ModelWeights(
+  return tff.tensorflow.computation(
+    lambda weights, new: client_work.ModelWeights(
       collections.OrderedDict(weights.trainable, **new.trainable),
       weights.non_trainable,
-    )
-
-  return replace
+    ),
+    *(server_type, new_type),
+  )
 
 
 def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
