@@ -111,7 +111,7 @@ def build_partial(
   }
   if user not in forms:
     raise OptionError(
-      f'user_form: the model has no form {user!r}. Give one of '
+      f'--user_form={user}: the model has no form {user!r}. Give one of '
       f'{", ".join(forms)}.'
     )
   return keras_models.from_keras(build, **forms[user], **options)

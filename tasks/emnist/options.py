@@ -55,6 +55,6 @@ class EmnistOptions(TaskOptions):
     super().__post_init__()
     if self.max_examples is not None and self.max_examples < 3:
       raise OptionError(
-        f'max_examples: {self.max_examples} images a user cannot be divided '
-        'into three parts. Give at least 3.'
+        f'--max_examples={self.max_examples}: so few images of a user cannot '
+        'be divided into three parts. Give at least 3.'
       )

@@ -184,8 +184,9 @@ def _hold(
     )
   if images.writers is None:
     raise OptionError(
-      f'partition: it is unknown who wrote the images of {images.name!r}. Use '
-      'the partition labels or dirichlet, or --data=real with mnist.'
+      f'--emnist_partition={options.partition}: it is unknown who wrote the '
+      f'images of {images.name!r}. Give labels or dirichlet, or --data=real '
+      'with mnist.'
     )
   return partitions.by_owner(images.writers, seed=seed)
 

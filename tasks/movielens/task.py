@@ -266,7 +266,8 @@ class MovieLens(MeasuredByProtocol):
     mine = frame[frame['user_id'].astype(str) == user_id]
     if mine.empty:
       raise OptionError(
-        f'user: there is no user {user_id!r} in {self.ratings.name}. Users are '
+        f'--user={user_id}: there is no user {user_id!r} in '
+        f'{self.ratings.name}. Users are '
         f'numbered from {frame["user_id"].min()} to {frame["user_id"].max()}.'
       )
     columns = self._user_columns
@@ -280,8 +281,8 @@ class MovieLens(MeasuredByProtocol):
     unrated = np.setdiff1d(np.arange(self.ratings.num_items), rated['item_id'])
     if not 1 <= number <= len(unrated):
       raise OptionError(
-        f'top_n: cannot name {number} of the {len(unrated)} items that user '
-        f'{user_id} has not rated.'
+        f'--top_n={number}: cannot name {number} of the {len(unrated)} items '
+        f'that user {user_id} has not rated.'
       )
     low, high = self.ratings.scale
     return [

@@ -72,8 +72,9 @@ class Limits:
     """
     if self.max_sentences and self.max_sentences < self.min_sentences:
       raise OptionError(
-        f'max_sentences: no author has at most {self.max_sentences} sentences '
-        f'and at least {self.min_sentences}. Raise it, or lower min_sentences.'
+        f'--max_examples={self.max_sentences}: no author has at most '
+        f'{self.max_sentences} sentences and at least {self.min_sentences}. '
+        'Raise it, or lower --min_examples.'
       )
 
   def draw(self, authors: Sequence[str]) -> Sequence[str]:
@@ -284,7 +285,7 @@ def _choose(
   if not large:
     raise DataError(
       f'{name}: none of {len(names)} authors has the {limits.min_sentences} '
-      'sentences that it takes. Lower min_sentences, or give more data.'
+      'sentences that it takes. Lower --min_examples, or give more data.'
     )
   code_of = {names[code]: code for code in range(len(names))}
   kept = np.array([code_of[each] for each in limits.draw(large)], np.int64)

@@ -234,8 +234,9 @@ def append_to_image(image: tf.Tensor, personal: tf.Tensor) -> tf.Tensor:
   size = personal.shape[-1]
   if size > min(height, width):
     raise OptionError(
-      f'embedding_size: {size} numbers do not fit onto the diagonal of an '
-      f'image of {height} x {width}. Give at most {min(height, width)}.'
+      f'--preference_embedding_size={size}: {size} numbers do not fit onto the '
+      f'diagonal of an image of {height} x {width}. Give at most '
+      f'{min(height, width)}.'
     )
   diagonal = tf.keras.layers.Lambda(
     functools.partial(_diagonal, shape=(height, width)), name='diagonal'

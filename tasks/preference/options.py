@@ -73,8 +73,8 @@ class PreferenceOptions(TaskOptions):
     super().__post_init__()
     if self.embedding_spread <= 0:
       raise OptionError(
-        f'embedding_spread: {self.embedding_spread} is no width. Give a '
-        'positive number.'
+        f'--preference_embedding_spread={self.embedding_spread}: give a number '
+        'above 0.'
       )
 
 

@@ -88,8 +88,8 @@ def choose(speakers: Sequence[str], num_voices: int) -> list[Voice]:
   ]
   if not number <= num_voices <= len(voices):
     raise OptionError(
-      f'num_voices: {number} speakers make {number} to {len(voices)} voices, '
-      f'not {num_voices}. Choose a number between.'
+      f'--set=speech_voices: {number} speakers make {number} to {len(voices)} '
+      f'voices, not {num_voices}. Choose a number between.'
     )
   return voices[:num_voices]
 

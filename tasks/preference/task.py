@@ -93,12 +93,12 @@ class PreferenceTask(MeasuredByProtocol):
     num_users = options.num_users or num_users
     if num_users < self._num_kinds:
       raise OptionError(
-        f'num_users: {num_users} users cannot like all {self._num_kinds} '
+        f'--users={num_users}: so few users cannot like all {self._num_kinds} '
         f'kinds. Give at least {self._num_kinds}.'
       )
     if self.num_groups < self._num_kinds:
       raise OptionError(
-        f'num_groups: {self.num_groups} groups are fewer than the '
+        f'--set=preference_groups={self.num_groups}: these are fewer than the '
         f'{self._num_kinds} kinds, one of which users may know. Give at least '
         f'{self._num_kinds}.'
       )

@@ -72,8 +72,8 @@ def build_document_model(
   """
   if max_chars % sizes.places_per_step:
     raise OptionError(
-      f'places_per_step: texts of {max_chars} characters are no whole number '
-      f'of steps of {sizes.places_per_step}. Choose a divisor.'
+      f'--set=places_per_step={sizes.places_per_step}: texts of {max_chars} '
+      'characters are no whole number of such steps. Choose a divisor.'
     )
   layers = tf.keras.layers
   text = layers.Input([max_chars], dtype=text_type(vocabulary_size), name=TEXT)

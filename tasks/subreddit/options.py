@@ -75,18 +75,19 @@ class DocumentSizes(Options):
     super().__post_init__()
     for name in ('mlp_units', 'ngram_lengths'):
       if min(getattr(self, name), default=1) < 1:
-        raise OptionError(f'{name}: give whole numbers of at least 1.')
+        raise OptionError(
+          f'{self.argument(name)}: give whole numbers of at least 1.'
+        )
     if self.control_points == 1:
       raise OptionError(
-        f'control_points: {self.control_points} cannot say how a user changes '
-        'between a beginning and an end. Give 0, or at least 2.'
+        '--control_points=1: one point cannot say how a user changes between '
+        'a beginning and an end. Give 0, or at least 2.'
       )
     for name in ('place_dropout', 'dropout', 'unknown_users'):
       share = getattr(self, name)
       if not 0 <= share < 1:
         raise OptionError(
-          f'{name}: {share} is no share below 1. Give 0 or more, and less than '
-          '1.'
+          f'{self.argument(name)}={share}: give 0 or more, and less than 1.'
         )
 
 
@@ -129,16 +130,17 @@ class DocumentOptions(TaskOptions):
     super().__post_init__()
     if self.num_reserved < self.num_support:
       raise OptionError(
-        f'num_reserved: new authors learn from {self.num_support} documents, '
-        f'so that only those after these can be measured. Reserve at least '
-        f'{self.num_support}.'
+        f'--set=num_reserved={self.num_reserved}: new authors learn from '
+        f'{self.num_support} documents, so that only later ones can be '
+        f'measured. Give at least {self.num_support}.'
       )
     if self.max_documents is not None and (
       self.max_documents < self.min_documents
     ):
       raise OptionError(
-        f'max_documents: no author has at most {self.max_documents} documents '
-        f'and at least {self.min_documents}. Raise it, or lower min_documents.'
+        f'--max_documents: no author has at most {self.max_documents} '
+        f'documents and at least {self.min_documents}. Raise it, or lower '
+        '--min_examples.'
       )
 
 

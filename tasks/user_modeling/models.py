@@ -76,8 +76,8 @@ def build(
   }
   if (biases or biases_in_attributes) and model != GUM:
     raise OptionError(
-      f'biases: the model {model} has them always, or never. Leave the option '
-      'out, or choose gum.'
+      f'--biases: the model {model} has them always, or never. Leave it out, '
+      'or give --model=gum.'
     )
   return builders[model](sizes, AnswerScale(*scale, is_linear))
 
@@ -112,8 +112,8 @@ def build_gum(
   """
   if biases_in_attributes and not biases:
     raise OptionError(
-      'biases_in_attributes: without other biases there are none of users in '
-      'attributes. Add biases, or leave the option out.'
+      '--set=user_model_biases_in_attributes=true: without other biases there '
+      'are none of users in attributes. Add --biases, or leave it out.'
     )
   inputs = model_parts.inputs_of(sizes)
   score = _gum_score(inputs, sizes, width)

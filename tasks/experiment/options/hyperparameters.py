@@ -217,8 +217,8 @@ class Hpfl(Options):
     """
     if not table_rows:
       raise OptionError(
-        'algorithm: the model has no private vectors of which drafts could be '
-        'made. Choose another --model, or --algorithm=hpfl_k.'
+        '--algorithm: the model has no private vectors to make drafts of. '
+        'Choose another --model, or --algorithm=hpfl_k.'
       )
     each = self.rows_per_center
     collected = max(

@@ -149,7 +149,7 @@ def test_heads_of_their_own_learn(task):
     ({'protocol': 'blind'}, '--protocol=blind'),
     ({'model': 'forest'}, '--model=forest'),
     ({'edition': 'letters'}, '--data_set=letters'),
-    ({'max_examples': 2}, 'max_examples: 2'),
+    ({'max_examples': 2}, '--max_examples=2'),
   ],
 )
 def test_impossible_options_are_refused(options, expected):

@@ -348,11 +348,11 @@ def test_there_may_be_more_heads_than_kinds():
   'options, expected',
   [
     ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
-    ({'num_users': 9}, 'num_users: 9 users'),
-    ({'num_groups': 9}, 'num_groups: 9 groups are fewer than the 10 kinds'),
+    ({'num_users': 9}, '--users=9: so few users'),
+    ({'num_groups': 9}, '--set=preference_groups=9: .* fewer than the 10'),
     ({'validation_users': 0}, 'validation_users=0'),
     ({'embedding_size': -1}, 'embedding_size=-1'),
-    ({'embedding_spread': 0.0}, 'embedding_spread: 0.0'),
+    ({'embedding_spread': 0.0}, '--preference_embedding_spread=0.0'),
     ({'prototypical_share': 1.5}, 'prototypical_share=1.5'),
   ],
 )

@@ -157,8 +157,8 @@ def test_it_trains(task, model):
   'options, expected',
   [
     ({'num_voices': 2}, '--set=speech_voices=2: give at least 3'),
-    ({'num_voices': 52}, '6 speakers make 6 to 51 voices, not 52'),
-    ({'num_users': 19}, 'num_users: 19 users cannot like all 20'),
+    ({'num_voices': 52}, '--set=speech_voices: 6 speakers make 6 to 51'),
+    ({'num_users': 19}, '--users=19: so few users cannot like all 20'),
     ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
   ],
 )

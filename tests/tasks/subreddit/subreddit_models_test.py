@@ -253,5 +253,5 @@ def test_sizes_that_make_no_sense_are_refused(name, value):
 
 
 def test_a_text_is_a_whole_number_of_steps():
-  with pytest.raises(OptionError, match='places_per_step: texts of 12'):
+  with pytest.raises(OptionError, match='places_per_step=5: texts of 12'):
     _build(places_per_step=5)
