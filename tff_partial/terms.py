@@ -4,7 +4,7 @@ A term is `(the client's context) -> scalar`: current weights, weights at the
 start of the round, the batch, what the server sends besides weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
@@ -25,15 +25,16 @@ def _half_square(
   weights: tiers.NamedTensors, center: tiers.NamedTensors | None = None
 ) -> tf.Tensor:
   """Return half the sum of squared distances from a center, or from zero."""
-  return 0.5 * tf.add_n(
-    [tf.constant(0.0)]
-    + [
-      tf.reduce_sum(
-        tf.cast(tf.square(w if center is None else w - center[n]), tf.float32)
-      )
-      for n, w in weights.items()
-    ]
+  return 0.5 * _total(
+    tf.square(w if center is None else w - center[n])
+    for n, w in weights.items()
   )
+
+
+def _total(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
+  """Return the sum of all numbers, float32."""
+  sums = (tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in tensors)
+  return tf.add_n([tf.constant(0.0), *sums])
 
 
 def proximal(penalty: float, tier: str = tiers.GLOBAL) -> phases.Term:
@@ -127,12 +128,9 @@ def linear(
 
   def term(client: ClientContext) -> tf.Tensor:
     added = slopes(client)
-    return tf.add_n(
-      [tf.constant(0.0)]
-      + [
-        tf.reduce_sum(tf.cast(added[name] * tensor, tf.float32))
-        for name, tensor in client.weights.get(tier, {}).items()
-      ]
+    return _total(
+      added[name] * tensor
+      for name, tensor in client.weights.get(tier, {}).items()
     )
 
   return term

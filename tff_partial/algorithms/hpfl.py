@@ -36,7 +36,6 @@ client that measured no accuracy on an attribute does not move its threshold.
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -56,7 +55,6 @@ from tff_partial.data import splits
 from tff_partial.drafts import centers as drafts_lib
 from tff_partial.drafts.row_means import row_means
 from tff_partial.errors import SettingError
-from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -168,9 +166,7 @@ def build_hpfl(
     ],
     statistics=statistics,
     server_state=lambda model: _first_state(model, attributes, drafts, tables),
-    aggregation=dataclasses.replace(
-      aggregation, client_weighting=ClientWeighting.UNIFORM
-    ),
+    aggregation=aggregation.with_equal_weights,
   )
 
 
