@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from tasks.experiment.methods import algorithms
 from tasks.experiment.options import privacy as privacy_lib
 from tasks.experiment.runs.folder import RESULT_FILE
 from tff_partial import evaluation
@@ -47,11 +48,14 @@ def _advice(report: Mapping[str, Any]) -> str:
       f'the training loss was {float(train["loss"]):.4g}, {lost} of '
       f'{evaluation.num_measured(train)} clients had no finite loss, and '
     )
+  unread = algorithms.unread(report['algorithm'])
+  can_clip = not report['privacy'] and 'clip_norm' not in unread
   return (
     f'The run diverged: at round {report["rounds"]} {in_training}the '
-    f'validation loss was {float(validation["loss"]):.4g}. Try --clip_norm=1, '
-    'a smaller learning rate, or another --seed, in another --output_dir; the '
-    f'best round so far is in {RESULT_FILE}.'
+    f'validation loss was {float(validation["loss"]):.4g}. Try '
+    f'{"--clip_norm=1, " if can_clip else ""}a smaller learning rate, or '
+    'another --seed, in another --output_dir; the best round so far is in '
+    f'{RESULT_FILE}.'
   )
 
 

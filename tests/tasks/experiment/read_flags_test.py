@@ -22,6 +22,8 @@ from tasks.experiment.options.optimizers import Optimizer
 from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
+from tasks.experiment.runs.result import Result
+from tff_partial.training.programs import ProgramError
 
 
 def _read_by(algorithm: building.Algorithm, patch: pytest.MonkeyPatch) -> set:
@@ -118,6 +120,19 @@ def test_a_flag_of_another_algorithm_is_refused(make):
 def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
   with pytest.raises(OptionError, match=f'{flag.split("=")[0]}=.*{algorithm}'):
     command_line.parse([flag, f'--algorithm={algorithm}'])
+
+
+@pytest.mark.parametrize(
+  ('algorithm', 'privacy', 'clips'),
+  [('fed_avg', None, True), ('fed_avg', {}, True), ('local_only', None, False)]
+  + [('fed_avg', {'epsilon': 8.0}, False)],
+)
+def test_advice_is_not_a_flag_that_the_run_refuses(algorithm, privacy, clips):
+  report = {'algorithm': algorithm, 'privacy': privacy, 'diverged': True}
+  of_round = {'rounds': 3, 'train': {}, 'validation': {'loss': 9.0}}
+  with pytest.raises(ProgramError, match='loss was 9. Try ') as caught:
+    Result({**report, **of_round}).check()
+  assert ('--clip_norm' in str(caught.value)) == clips
 
 
 def test_a_flag_may_say_what_is_usual():
