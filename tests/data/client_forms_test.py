@@ -82,6 +82,11 @@ def test_a_data_set_without_examples_is_an_empty_client():
     packing.pack({'ann': _slices(_X, _Y).take(0)}, _SPEC)
 
 
+def test_a_data_set_without_end_is_refused():
+  with pytest.raises(ClientDataError, match="'ann': the data set repeats"):
+    packing.pack({'ann': _slices(_X, _Y).repeat().batch(2)}, _SPEC)
+
+
 def test_columns_are_joined_to_one_vector():
   frame = pd.DataFrame({'user': ['ann'] * 3, 'a': _X[:, 0], 'b': _X[:, 1]})
   frame['y'] = _Y

@@ -376,6 +376,20 @@ def test_a_trained_model_of_another_shape_is_refused():
     keras_models.from_keras(kinds.functional, loss=_MSE, initial_weights=other)
 
 
+def test_layers_of_a_trained_model_are_told_by_their_names():
+  def build(*names):
+    x = tf.keras.Input([1])
+    made = [layers.Dense(1, use_bias=False, name=n)(x) for n in names]
+    return tf.keras.Model(x, layers.Subtract()(made))
+
+  trained = build('b', 'a')
+  trained.get_layer('a').set_weights([np.float32([[7.0]])])
+  model = keras_models.from_keras(
+    lambda: build('a', 'b'), loss=_MSE, initial_weights=trained
+  )
+  assert model.initial_weights(tiers.GLOBAL, _SEED)['a/kernel'] == 7
+
+
 def _two_layers() -> tf.keras.Model:
   x = tf.keras.Input([3])
   body = layers.Dense(2, 'relu', name='body')(x)

@@ -54,6 +54,11 @@ def _read(
   dataset: tf.data.Dataset, example_spec: Any, where: str
 ) -> Mapping[str, Any]:
   """Read a data set into memory."""
+  if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+    raise examples.ClientDataError(
+      f'{where}: the data set repeats without end. Leave `repeat()` out; a '
+      'phase has `epochs`.'
+    )
 
   def fields_of(element: Any) -> Mapping[str, Any]:
     return as_fields(element, example_spec, where)

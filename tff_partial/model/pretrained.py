@@ -83,8 +83,12 @@ def _values(spec: KerasSpec, trained: Any) -> dict[str, np.ndarray]:
     given = trained.weights  # Without the counters of random draws.
   wanted = sorted(spec.variables, key=lambda v: v.position)
   pairs: list[tuple[VariableSpec | None, Any]]
-  if len(given) == len(wanted) and all(
-    v.fits(value.shape) for v, value in zip(wanted, given, strict=True)
+  # Of the same names, layers may have been made in another order.
+  are_named = {v.name for v in wanted} == set(map(_name, given))
+  if (
+    not are_named
+    and len(given) == len(wanted)
+    and all(v.fits(value.shape) for v, value in zip(wanted, given, strict=True))
   ):
     pairs = list(zip(wanted, given, strict=True))
   else:
@@ -118,4 +122,5 @@ def _named(wanted: Sequence[VariableSpec], value: Any) -> VariableSpec | None:
     if (f'/{v.name}'.endswith(name) or name.endswith(f'/{v.name}'))
     and v.fits(value.shape)
   ]
+  found = [v for v in found if f'/{v.name}' == name] or found
   return found[0] if len(found) == 1 else None
