@@ -11,6 +11,7 @@ from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.solvers.triangles import Packing
@@ -355,6 +356,23 @@ def test_a_prior_follows_which_items_were_rated() -> None:
     own['ratings/user'],
     np.linalg.solve(a.T @ a + precision, a.T @ residual + precision @ mean),
     atol=1e-3,
+  )
+
+
+def test_a_rating_of_weight_zero_is_none_that_a_prior_follows() -> None:
+  items = tf.constant([[1.0, 2.0], [10.0, 20.0]])
+  tables = {
+    rating_posteriors.ITEM: items,
+    f'{rating_posteriors.LAYER}/by_rated_items': tf.eye(2),
+  }
+  model: Any = None
+  client = ClientContext(
+    *(model, {tiers.GLOBAL: tables}, {}, {}),
+    {'x': tf.constant([0, 1]), 'weight': tf.constant([1.0, 0.0])},
+    *(tf.constant(2), tf.constant([0, 0])),
+  )
+  np.testing.assert_allclose(
+    rating_posteriors.known_of(client), [1.0, 1.0 / 11**0.5, 2.0 / 11**0.5]
   )
 
 

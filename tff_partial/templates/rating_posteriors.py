@@ -286,10 +286,10 @@ def known_of(client: ClientContext) -> tf.Tensor:
 
 def _of_rated_items(client: ClientContext) -> tf.Tensor:
   """Return the sum of the rated items' vectors, over a root of their number."""
-  x, is_real = client.examples['x'], client.is_real
+  x, weights = client.examples['x'], client.example_weights
   if client.batch is not None:  # Of the support set alone.
-    x, is_real = client.batch.x, client.batch.is_real
-  rated = tf.cast(is_real, tf.float32)
+    x, weights = client.batch.x, client.batch.example_weights
+  rated = tf.cast(weights > 0, tf.float32)
   vectors = tf.gather(client.weight(GLOBAL, ITEM), items_of(x))
   total = tf.linalg.matvec(vectors, rated, transpose_a=True)
   return total / tf.sqrt(_RATED_PRIOR + tf.reduce_sum(rated))
