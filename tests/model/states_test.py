@@ -8,6 +8,7 @@ from absl import logging
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 import baselines
 from tests.support import planted
@@ -173,6 +174,21 @@ def test_what_is_local_stays_with_the_client(local: Any) -> None:
     np.testing.assert_allclose(
       kept['first/moving_mean'], 0.5 * fields['x'].mean(0), rtol=1e-5
     )
+
+
+@pytest.mark.slow
+def test_averages_stay_where_no_client_counts() -> None:
+  """Also with a mean that is 0 / 0 then, which optimizers reject."""
+  process = algorithms.build_fed_avg(
+    _model(), aggregation=Aggregation(tff.aggregators.MeanFactory())
+  )
+  with runtimes.native():
+    state = process.initialize()
+    after = process.next(state, [], []).state
+  planted.assert_same(
+    planted.global_weights(process, after),
+    planted.global_weights(process, state),
+  )
 
 
 @pytest.mark.slow

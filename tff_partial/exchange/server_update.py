@@ -241,11 +241,15 @@ def averaged_states(
     for tier, named in new.trainable.items():
       moved = update[tier]
       for name in model.state & set(named):
-        named[name] = weights.trainable[tier][name] - moved[name]
+        before = weights.trainable[tier][name]
+        found = before - moved[name]
         if name in model.variances:
-          named[name] -= tf.square(moved[model.variances[name]])
+          found -= tf.square(moved[model.variances[name]])
           # Beside a mean that moved far, rounding could make it negative.
-          named[name] = tf.maximum(named[name], 0.0)
+          found = tf.maximum(found, 0.0)
+        # Such as a mean of none, which the optimizer rejects, too.
+        is_finite = tf.reduce_all(tf.math.is_finite(found))
+        named[name] = tf.where(is_finite, found, before)
     return new
 
   return average
