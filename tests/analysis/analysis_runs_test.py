@@ -141,6 +141,15 @@ def test_csv_holds_the_same_numbers(sweep, tmp_path):
   np.testing.assert_allclose(read['rmse'], table.frame['rmse'])
 
 
+def test_the_last_round_is_not_reported_as_the_best(sweep):
+  best = {'round': None, 'test': {'unseen': {'rmse': 0.5}}}
+  folders.write(sweep, 'b3', rate=2, seed=3, diverged=True, more={'best': best})
+  assert tables.gather(_settings(sweep), of='best').frame['rmse'][0] == 0.5
+  folders.write(sweep, 'b4', rate=2, seed=4, more={'best': best})
+  with pytest.raises(AnalysisError, match='b4: no best round was chosen'):
+    tables.gather(_settings(sweep), of='best')
+
+
 def test_the_best_round_and_other_numbers_are_reported(sweep):
   settings = _settings(sweep)
   assert tables.gather(settings, of='best').frame['rmse'][0] == 0.5

@@ -196,10 +196,11 @@ def draw_over(
 def _metrics(run: run_folders.RunFolder, of: str) -> dict[str, float]:
   """Return all numbers of a result: test metrics by name, others by path."""
   result: Mapping[str, Any] = run.result or {}
-  evaluation_sets = (
-    result['test'] if of == LAST else (result.get('best') or {}).get('test')
-  )
-  if not evaluation_sets:
+  best = result.get('best') or {}
+  evaluation_sets = result['test'] if of == LAST else best.get('test')
+  # Without a best round, a run leaves the last one's metrics there.
+  is_last = best.get('round', 0) is None and run.state == run_folders.DONE
+  if not evaluation_sets or (of == BEST and is_last):
     raise AnalysisError(
       f'{run.folder}: no best round was chosen. Report the last one.'
     )
