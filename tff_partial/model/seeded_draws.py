@@ -40,8 +40,9 @@ _COPY = contextvars.ContextVar[tuple[int, ...]]('copy', default=())
 
 def seed_of(initializer_seed: int) -> tf.Tensor:
   """Return the seed of an initializer that was given one."""
-  words = 'initializer', initializer_seed, *_COPY.get()
-  return tf.constant(random_bits.derive(*words))
+  return tf.constant(
+    random_bits.derive('initializer', initializer_seed, *_COPY.get())
+  )
 
 
 def of_copies(
