@@ -181,9 +181,9 @@ def _renewed(steps: int) -> Callable[[ClientContext], tiers.Weights]:
     batch = Batch.of(client.examples, client.is_real, None)
     e_step = _e_step(client, client.weights, batch)
     shares = client.weight(CLIENT_VALUES, _SHARES)
-    number = tf.cast(client.count, tf.float32)
+    number = tf.reduce_sum(tf.cast(client.counts, tf.float32))
     for _ in range(steps):
-      likely = tf.where(client.is_real[:, tf.newaxis], e_step(shares), 0.0)
+      likely = tf.where(client.counts[:, tf.newaxis], e_step(shares), 0.0)
       mean = tf.reduce_sum(likely, 0) / number
       shares = tf.where(number > 0.0, mean, shares)
     named = collections.OrderedDict({_SHARES: shares})

@@ -252,6 +252,11 @@ class ClientContext(NamedTuple):
     ones = [1] * (weight.shape.rank - 1)
     return tf.where(tf.reshape(self.is_real, [-1, *ones]), weight, 0.0)
 
+  @property
+  def counts(self) -> tf.Tensor:
+    """Mask of the examples with a weight above zero, bool `[capacity]`."""
+    return weights_of_examples(self.example_weights) > 0
+
   def _predict(self, weights: tiers.Weights, *, training: bool) -> Any:
     return self.model.predict(
       weights,

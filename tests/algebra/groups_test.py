@@ -342,6 +342,22 @@ def test_fed_em_beside_numpy():
 
 
 @pytest.mark.slow
+def test_examples_without_weight_have_no_share_of_a_mixture():
+  copies = np.array([-1.0, 1.0])
+  model = _model(
+    'w', group='w', initial_weights=[_build('w', value=v) for v in copies]
+  )
+  process = baselines.build_fed_em(model, are_logits=False)
+  fields = _client(1.0, 0.5, slope=0.7)
+  expected = _likely(np.full(2, 0.5), copies, fields)[0]
+  fields['weight'] = np.array([1.0, 0.0], np.float32)
+  with runtimes.cohort(jit=False):
+    _, remembered = planted.trained(process, {'ann': fields}, [['ann']])
+  found = remembered['ann'][CLIENT_VALUES]['shares']
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_fed_em_finds_what_clients_are_mixtures_of():
   model = _model(
     'w',

@@ -459,6 +459,19 @@ def _knows(
   )
 
 
+def test_a_record_of_weight_zero_is_none() -> None:
+  sharing = hpfl._Sharing(_KNOWN, (), (), False, client_statistics.Join.SUM)
+  client = contexts.ClientContext(
+    *(None, {}, {}, {}),  # type: ignore[arg-type]
+    {
+      'x': {'has': tf.constant([[1.0, 0, 1], [1, 1, 0], [1, 0, 0]])},
+      'weight': tf.constant([1.0, 0.0, 2.0]),
+    },
+    *(tf.constant(2), tf.zeros([2], tf.int32)),
+  )
+  assert sharing.records(client).numpy().tolist() == [1.0, 0.0, 1.0]
+
+
 def test_row_means_keep_what_no_client_weighs(
   model: models.PartialModel,
 ) -> None:

@@ -122,7 +122,7 @@ def _of_user(
 ) -> Mapping[str, tf.Tensor]:
   """Return 1 and the outer product of a client's vector; 0 without examples."""
   user = client.weight(LOCAL, factors.USER)
-  has_any = tf.cast(tf.reduce_any(client.example_weights > 0), tf.float32)
+  has_any = tf.cast(tf.reduce_any(client.counts), tf.float32)
   return collections.OrderedDict(
     number=has_any, gram=has_any * packing.pack(user[:, None] * user)
   )

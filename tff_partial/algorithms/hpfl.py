@@ -262,7 +262,7 @@ class _Sharing(NamedTuple):
     is_correct = tf.cast(
       self.attributes.is_correct(client.examples['y'], predictions), tf.float32
     )
-    real = tf.cast(client.is_real, tf.float32)
+    real = tf.cast(client.counts, tf.float32)
     on_all = tf.math.divide_no_nan(
       tf.reduce_sum(is_correct * real), tf.reduce_sum(real)
     )
@@ -325,9 +325,9 @@ class _Sharing(NamedTuple):
     )
 
   def _of_real(self, client: ClientContext) -> tf.Tensor:
-    """Return the attributes of a client's records; zeros for padding."""
+    """Return the attributes of a client's records; zeros for what is none."""
     found = self.attributes.of(client.examples['x'])
-    return tf.where(client.is_real[:, None], found, 0.0)
+    return tf.where(client.counts[:, None], found, 0.0)
 
 
 def _own(variables: Sequence[str], client: ClientContext) -> tiers.NamedTensors:

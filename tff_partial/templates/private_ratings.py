@@ -130,7 +130,7 @@ def _first_state(items: PrivateItems) -> Any:
 def items_rated(client: ClientContext) -> tf.Tensor:
   """Return the items of a client's ratings, `[capacity]`; 0 for padding."""
   ids = posteriors.items_of(client.examples['x'])
-  return tf.where(client.example_weights > 0, ids, 0)
+  return tf.where(client.counts, ids, 0)
 
 
 def _message(

@@ -141,7 +141,7 @@ class _Catalogue(NamedTuple):
 
   def items_of(self, client: ClientContext) -> tf.Tensor:
     """Return which items are among the client's examples, bool `[items]`."""
-    counts = tf.cast(client.example_weights > 0, tf.int32)
+    counts = tf.cast(client.counts, tf.int32)
     ids = self._ids(client.examples['x'])
     number = tf.math.unsorted_segment_sum(counts, ids, self.num_items)
     return number > 0
