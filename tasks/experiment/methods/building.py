@@ -72,12 +72,6 @@ def builder(name: str) -> Callable[..., Any]:
   return getattr(importlib.import_module('baselines'), name)
 
 
-def _nothing(hyperparameters: Hyperparameters) -> Iterator[Leak]:
-  """Yield no leaks, as for most algorithms."""
-  del hyperparameters
-  yield from ()
-
-
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
   """Builders and properties of an algorithm.
@@ -113,7 +107,7 @@ class Algorithm:
   adds_noise: bool = False
   ignores: tuple[str, ...] = ()
   reads: tuple[str, ...] = ()
-  leaks: Callable[[Hyperparameters], Iterator[Leak]] = _nothing
+  leaks: Callable[[Hyperparameters], Iterator[Leak]] = lambda _: iter(())
 
 
 def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
@@ -314,19 +308,13 @@ def trained_by(
     **phase_of: Name of each phase that it takes, and the function that reads
       the phase's flags.
   """
-
-  def build_with_flags(
-    model: models.PartialModel, run: Setting
-  ) -> processes.PartialProcess:
-    return builder(name)(
-      model,
-      **{phase: read(run.local) for phase, read in phase_of.items()},
-      **(run.hyperparameters.penalty_argument if has_penalty else {}),
-      **({'features': _features} if has_features else {}),
-      **run.server_arguments(),
-    )
-
-  return build_with_flags
+  return lambda model, run: builder(name)(
+    model,
+    **{phase: read(run.local) for phase, read in phase_of.items()},
+    **(run.hyperparameters.penalty_argument if has_penalty else {}),
+    **({'features': _features} if has_features else {}),
+    **run.server_arguments(),
+  )
 
 
 def adaptive(name: str) -> Build:
