@@ -58,3 +58,13 @@ class EmnistOptions(TaskOptions):
         f'--max_examples={self.max_examples}: so few images of a user cannot '
         'be divided into three parts. Give at least 3.'
       )
+    if self.partition == WRITERS:
+      self.refuse_set(
+        ('num_users',),
+        'each writer is a user. Leave it out, or choose another '
+        '--emnist_partition.',
+      )
+    if self.partition != DIRICHLET:
+      self.refuse_set(
+        ('alpha',), 'it is of --emnist_partition=dirichlet. Leave it out.'
+      )

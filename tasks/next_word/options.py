@@ -67,6 +67,12 @@ class VocabularyOptions(Options):
         f'--set=next_word_vocabulary_delta={self.vocabulary_delta}: give a '
         'probability above 0 and below 1.'
       )
+    if not self.is_private:
+      self.refuse_set(
+        ('vocabulary_delta', 'words_per_user'),
+        'the vocabulary is of exact counts. Give --next_word_vocabulary_noise, '
+        'or leave it out.',
+      )
 
   @property
   def is_private(self) -> bool:

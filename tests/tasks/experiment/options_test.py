@@ -217,6 +217,9 @@ def test_numbers_of_other_kinds_become_pythons():
         '--initial_clip=1': '--initial_clip=1.0: the run is not private',
         '--ray_address=auto': '--ray_address=auto: give it with --runtime=ray',
         '--task=movielens_ranking --algorithm=fed_ials --biases': 'no biases',
+        '--task=emnist --users=5 --emnist_partition=writers': '--users=5: each',
+        '--task=emnist --set=emnist_alpha=1': '--set=emnist_alpha=1.0: it is',
+        '--task=next_word --set=next_word_words_per_user=7': 'exact counts',
         '--csv=a.csv': '--csv=a.csv: the task movielens does not read it. Leav',
         '--set=max_chars=9': 'or give --task=subreddit or sticker.',
       }.items()
