@@ -4,7 +4,7 @@ No other module reads absl's flags.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any, TypeVar
@@ -174,13 +174,16 @@ class _OneOf(flags.EnumParser):
 
 
 def read(
-  options: _Options, flag_values: flags.FlagValues = flags.FLAGS
+  options: _Options,
+  flag_values: flags.FlagValues = flags.FLAGS,
+  beside: Sequence[Options] = (),
 ) -> _Options:
   """Return options with the values of the flags.
 
   Args:
     options: The defaults.
     flag_values: Where the flags are defined and parsed.
+    beside: Other options of the program, which may read the same flags.
 
   Raises:
     OptionError: If a flag has an impossible value, or belongs to a task that is
@@ -191,12 +194,19 @@ def read(
     _check_names(flag_values)
     named = {config_lib.TASK: flag_values[config_lib.TASK].value}
     chosen = options.with_flags(named)
-    _refuse_of_other_tasks(flag_values[config_lib.TASK].value, flag_values)
+    others = (
+      c for each in beside if each is not options for c in each.choices()
+    )
+    _refuse_of_other_tasks(
+      named[config_lib.TASK], flag_values, {choice.flag for choice in others}
+    )
   return chosen.with_flags(_values(chosen, flag_values))
 
 
-def _refuse_of_other_tasks(chosen: str, flag_values: flags.FlagValues) -> None:
-  """Refuse what is given and only other tasks read."""
+def _refuse_of_other_tasks(
+  chosen: str, flag_values: flags.FlagValues, read: Collection[str]
+) -> None:
+  """Refuse what is given and only other tasks read, except flags in `read`."""
   readers = collections.defaultdict(list)
   for name, task in config_lib.TASKS.items():
     for choice in task().choices():
@@ -206,7 +216,7 @@ def _refuse_of_other_tasks(chosen: str, flag_values: flags.FlagValues) -> None:
     if flag in flag_values and flag_values[flag].present:
       given[flag] = flag_values[flag].value
     names = [name for name, _ in tasks]
-    if flag in given and chosen not in names:
+    if flag in given.keys() - read and chosen not in names:
       raise OptionError(
         f'{tasks[0][1]}={given[flag]!s:.40}: the task {chosen} does not read '
         f'it. Leave it out, or give --task={" or ".join(names)}.'

@@ -68,7 +68,9 @@ class Program:
     python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
     if not flags.is_given('verbosity'):
       logging.set_verbosity(logging.WARNING)
-    return self.main(*map(flags.read, self.options))
+    return self.main(
+      *(flags.read(each, beside=self.options) for each in self.options)
+    )
 
 
 def _guarded(work: Callable[[], int | None]) -> int | None:

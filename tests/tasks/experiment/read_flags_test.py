@@ -4,13 +4,16 @@ from collections.abc import Iterator
 import contextlib
 from unittest import mock
 
+from absl import flags as absl_flags
 import pytest
 
+from tasks import evaluate
 from tasks import sweep
 from tasks.errors import OptionError
 from tasks.experiment import Config
 from tasks.experiment import from_recipe
 from tasks.experiment.command_line import arguments as command_line
+from tasks.experiment.command_line import flags
 from tasks.experiment.methods import algorithms
 from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
@@ -133,6 +136,17 @@ def test_advice_is_not_a_flag_that_the_run_refuses(algorithm, privacy, clips):
   with pytest.raises(ProgramError, match='loss was 9. Try ') as caught:
     Result({**report, **of_round}).check()
   assert ('--clip_norm' in str(caught.value)) == clips
+
+
+def test_a_program_reads_a_flag_that_is_also_of_another_task():
+  given, values = (Config(), evaluate.Chosen()), absl_flags.FlagValues()
+  for options in given:
+    flags.define(options, values)
+  values(['', '--top_n=7'])
+  assert flags.read(given[0], values, given) == Config()
+  assert flags.read(given[1], values, given).top_n == 7
+  with pytest.raises(OptionError, match='--top_n=7: .* give --task=ratings'):
+    flags.read(given[0], values)
 
 
 def test_a_flag_may_say_what_is_usual():
