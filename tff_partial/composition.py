@@ -17,6 +17,7 @@ import tensorflow_federated as tff
 from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import phases
+from tff_partial.arguments import spelling
 from tff_partial.client import client_work
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import MEMBERS
@@ -108,7 +109,7 @@ def compose(
       including a private aggregator and anything that would be sent without
       its noise.
   """
-  aggregator = aggregation.aggregator or aggregators.MeanFactory()
+  aggregator = _checked(aggregation).aggregator or aggregators.MeanFactory()
   weighting = aggregation.client_weighting or ClientWeighting.NUM_EXAMPLES
   postprocess_update = aggregation.postprocess_update
   server_optimizer = server_optimizer or phases.sgd(1.0)
@@ -153,6 +154,15 @@ def compose(
     client.tables.names if by_rows else (),
     server_state,
   )
+
+
+def _checked(aggregation: Aggregation) -> Aggregation:
+  wrong = spelling.other_kind(
+    'aggregation', aggregation, Aggregation, '`Aggregation(aggregator)`'
+  )
+  if wrong:
+    raise client_work.CompositionError(wrong)
+  return aggregation
 
 
 def _process(

@@ -1,6 +1,7 @@
 """Clients that personalise a model, and how well it serves each of them."""
 
 import collections
+import dataclasses
 import functools
 
 import numpy as np
@@ -11,13 +12,17 @@ import tensorflow_federated as tff
 from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import client_state
+from tff_partial import composition
+from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.client import client_work
+from tff_partial.data import packing
 from tff_partial.data import splits
 from tff_partial.model import keras_models
 from tff_partial.phases import Phase
 from tff_partial.training import evaluation_sets
+from tff_partial.training import programs
 
 _COUNTS = {'ann': 8, 'bob': 11, 'cid': 1, 'dot': 2, 'eve': 30}
 _START = 0.3
@@ -290,3 +295,46 @@ def test_a_metric_of_several_numbers_is_none_of_a_run():
   )
   found = evaluation_sets.EvaluationSet(measuring, None).metrics
   assert found[:2] == ['loss', 'mae']
+
+
+_MEASURED = Phase(train=(), measured=True)
+
+
+@pytest.mark.parametrize(
+  ('attempt', 'message'),
+  [
+    (
+      lambda held, weights: programs.evaluate(held, weights),
+      'expected clients and how they are measured',
+    ),
+    (
+      lambda held, _: programs.evaluate(programs.EvaluationSet(held, None), 3),
+      'weights: expected `ModelWeights`, such as .* found a int',
+    ),
+    (
+      lambda held, _: evaluation.build_evaluation(held.model, work=_MEASURED),
+      'work: expected a list of phases, found a Phase',
+    ),
+    (
+      lambda held, _: evaluation.build_evaluation(
+        held.model,
+        work=[dataclasses.replace(_MEASURED, on=splits.halves())],
+      ),
+      'on: expected one part of a split, .* found a Split',
+    ),
+    (
+      lambda held, _: composition.compose(
+        held.model, work=[], aggregation=tff.aggregators.MeanFactory()
+      ),
+      'aggregation: expected `Aggregation.*`, found a MeanFactory',
+    ),
+    (
+      lambda held, _: packing.pack({}, held.model),
+      'example_spec: expected .*, found a PartialModel',
+    ),
+  ],
+)
+def test_arguments_of_other_kinds_are_named(request, weights, attempt, message):
+  held = request.getfixturevalue('evaluation')
+  with pytest.raises(errors.UserError, match=message):
+    attempt(held, weights)

@@ -142,3 +142,21 @@ def test_candidates_are_measured_with_the_state_of_the_server(made):
 def test_an_impossible_selection_is_refused(made, select, message):
   with pytest.raises(ProgramError, match=message):
     _train(made, select)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      lambda evaluation: {'validation': evaluation},
+      'expected clients and how they are measured, .*found a Evaluation',
+    ),
+    (lambda _: {'select': 'loss'}, "select: expected `Selection.'loss'."),
+    (lambda _: {'stop': 3}, 'stop: expected `StoppingRule.*, found a int'),
+  ],
+)
+def test_arguments_of_other_kinds_are_named(made, options, message):
+  process, evaluation, clients = made
+  rest = {'rounds': 1, 'clients_per_round': 1, **options(evaluation)}
+  with pytest.raises(ProgramError, match=message):
+    tff_partial.train(process, clients, **rest)

@@ -1,8 +1,9 @@
-"""Hints for names that do not exist: the name that was probably meant."""
+"""Hints for what is not there: the name or the kind that was meant."""
 
 from collections.abc import Collection, Iterable
 import difflib
 import re
+from typing import Any
 
 from tff_partial.errors import SettingError
 
@@ -25,6 +26,20 @@ def unknown(what: str, found: Iterable[object], known: Collection[str]) -> str:
       hint = f'; did you mean {meant[0]!r}?' if meant else '.'
       return f'unknown {what} {name!r}{hint}'
   return ''
+
+
+def other_kind(name: str, value: object, kind: Any, expected: str) -> str:
+  """Report a value of another kind than is expected, or return ''.
+
+  Args:
+    name: The argument.
+    value: Its value.
+    kind: The classes that it may have.
+    expected: What it is to be, in words.
+  """
+  if isinstance(value, kind):
+    return ''
+  return f'{name}: expected {expected}, found a {type(value).__name__}.'
 
 
 def check_patterns(

@@ -179,6 +179,11 @@ class ClientWork:
     models.check(model)
     self.model = model
     self.client_state = client_state
+    if not isinstance(work, (list, tuple)) or hasattr(work, '_fields'):
+      raise CompositionError(
+        f'work: expected a list of phases, found a {type(work).__name__}. Put '
+        'it into brackets.'
+      )
     self.work = list(work)
     self._scope = tracing.KerasScope()
     work_lib.check(self.work, model)

@@ -8,6 +8,7 @@ from tff_partial import contexts
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.arguments import spelling
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.solvers import affine
@@ -126,6 +127,9 @@ def check(work: phases.Work, model: models.PartialModel) -> None:
             f'{getattr(first, name)} and {getattr(other, name)}.'
           )
   for phase in phases.all_phases(work):
+    half = 'one part of a split, such as `splits.halves().support`'
+    if wrong := spelling.other_kind('on', phase.on, splits.Part, half):
+      raise phases.PhaseError(wrong)
     if phase.loss is not None:
       model.check_loss(phase.loss)
     names = [

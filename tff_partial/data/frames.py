@@ -63,6 +63,7 @@ def from_pandas(
     ClientDataError: For a column that is missing, lacks values, or holds values
       that the model cannot read.
   """
+  examples.check_is_spec(example_spec)
   if isinstance(frame, str | os.PathLike):
     frame = data_frames.read_parquet(frame)
   columns = _columns(example_spec, inputs, labels, weight, fields, time)

@@ -39,6 +39,7 @@ def concatenate(
   Raises:
     ClientDataError: For an unusable client.
   """
+  examples.check_is_spec(example_spec)
   ids: list[str] = []
   kept: list[Any] = []
   counts: list[int] = []

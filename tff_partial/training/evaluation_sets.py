@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 from tff_partial import evaluation
 from tff_partial import runtimes
+from tff_partial.arguments import spelling
 from tff_partial.client import client_work
 from tff_partial.data import cohorts
 from tff_partial.data import splits
@@ -93,6 +94,15 @@ class EvaluationSet:
       )
 
 
+def other_kind(given: Any) -> str:
+  """Report what is no evaluation set, or return ''."""
+  expected = 'clients and how they are measured, `EvaluationSet(evaluation, '
+  expected += 'clients)`'
+  return spelling.other_kind(
+    'An evaluation set', given, EvaluationSet, expected
+  )
+
+
 def evaluate(
   evaluation_set: EvaluationSet,
   weights: Any,
@@ -129,6 +139,8 @@ def evaluate(
       `remembering`, and the store is not of its type.
     SettingError: If clients read the server's state, and there is none.
   """
+  if wrong := other_kind(evaluation_set):
+    raise ProgramError(wrong)
   _check_finite(weights_of(evaluation_set.evaluation.model, weights))
   found = measure(
     evaluation_set, weights, seed, client_store, on_clients, server_state
@@ -310,8 +322,13 @@ def weights_of(model: models.PartialModel, weights: Any) -> Any:
     weights: Weights at the server, `ModelWeights`.
 
   Raises:
-    ProgramError: If some are missing.
+    ProgramError: If some are missing, or they are no weights.
   """
+  if not hasattr(weights, 'trainable'):
+    raise ProgramError(
+      'weights: expected `ModelWeights`, such as `result.best_weights`, found '
+      f'a {type(weights).__name__}.'
+    )
   shared, frozen = client_work.weights_specs(model)
 
   def chosen(specs: Any, given: Any, what: str) -> Any:

@@ -7,11 +7,12 @@ and ends with the same numbers, bit for bit.
 
 from collections.abc import Sequence
 import os
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial.arguments import checked_numbers
+from tff_partial.arguments import spelling
 from tff_partial.data import cohorts
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
@@ -156,6 +157,7 @@ def check(
     wrong = checked_numbers.why_not_whole(value)
     if wrong:
       raise ProgramError(f'{name}: {wrong}.')
+  _check_kinds(validation, select, stop)
   callbacks_lib.check(
     callbacks, None if validation is None else validation.metrics
   )
@@ -201,6 +203,18 @@ def _check_positive(**numbers: int) -> None:
       raise ProgramError(f'{name}: {wrong}.')
     if number < 1:
       raise ProgramError(f'{name} must be positive, found {number}.')
+
+
+def _check_kinds(validation: Any, select: Any, stop: Any) -> None:
+  for wrong in (
+    evaluation_sets.other_kind(validation) if validation else '',
+    spelling.other_kind('select', select, Selection, "`Selection('loss')`"),
+    spelling.other_kind(
+      'stop', stop, StoppingRule | None, '`StoppingRule(rounds=5)`'
+    ),
+  ):
+    if wrong:
+      raise ProgramError(wrong)
 
 
 def _check_validation(
