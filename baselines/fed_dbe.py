@@ -26,12 +26,13 @@ from typing import Any
 import tensorflow as tf
 
 from tff_partial import client_state
+from tff_partial.client_statistics import of_computed
 from tff_partial.client_statistics import Server
-from tff_partial.client_statistics import Statistic
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import Compute
 from tff_partial.contexts import weights_of_examples
 from tff_partial.errors import SettingError
 from tff_partial.model import models
@@ -108,9 +109,10 @@ def build_fed_dbe(
     model,
     client_state=client_state.persist_local,
     work=[
-      partial_training.trained(training, near_consensus, train=(GLOBAL, LOCAL))
+      partial_training.trained(training, near_consensus, train=(GLOBAL, LOCAL)),
+      Compute('features', summed, training.on),
     ],
-    statistics=[Statistic('features', summed, update=_collected)],
+    statistics=[of_computed('features', _collected)],
     server_state=lambda model: collections.OrderedDict(
       sum=tf.zeros([size]),
       count=tf.constant(0.0),

@@ -25,12 +25,13 @@ from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import tiers
+from tff_partial.client_statistics import of_computed
 from tff_partial.client_statistics import Server
-from tff_partial.client_statistics import Statistic
 from tff_partial.composition import compose
 from tff_partial.composition import ServerState
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import Compute
 from tff_partial.contexts import weights_of_examples
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
@@ -106,9 +107,10 @@ def build_fed_proto(
     model,
     client_state=client_state.persist_personal,
     work=[
-      partial_training.trained(training, held_near, train=(PERSONAL, LOCAL))
+      partial_training.trained(training, held_near, train=(PERSONAL, LOCAL)),
+      Compute('prototypes', prototypes, training.on),
     ],
-    statistics=[Statistic('prototypes', prototypes, update=_averaged)],
+    statistics=[of_computed('prototypes', _averaged)],
     server_state=first_prototypes,
   )
 

@@ -63,7 +63,7 @@ def build_ifca(
     model,
     client_state=_CLIENT_STATE,
     work=[
-      groups.least_loss(),
+      groups.least_loss()._replace(on=training.on),
       partial_training.trained(training, train=(GLOBAL, GROUP)),
     ],
     aggregation=aggregation,

@@ -68,7 +68,10 @@ class Clusters(NamedTuple):
 
 
 def _clusters(
-  parts: assignments.FedEmbedVariables, gradients: str, rate: float
+  parts: assignments.FedEmbedVariables,
+  gradients: str,
+  rate: float,
+  on: splits.Part = splits.everything(),
 ) -> Clusters:
   if gradients not in _TIER:
     raise groups.GroupError(
@@ -107,7 +110,7 @@ def _clusters(
     return 0.5 * tf.reduce_min(distances(client))
 
   return Clusters(
-    (contexts.Compute(_STEP, step), groups.Assign(nearest)),
+    (contexts.Compute(_STEP, step, on), groups.Assign(nearest, on)),
     assignments.prototype_phase(parts, to_nearest, rate),
   )
 
@@ -148,7 +151,7 @@ def build_p_fed_km(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  clusters = _clusters(parts, gradients, rate)
+  clusters = _clusters(parts, gradients, rate, training.on)
   return compose(
     model,
     client_state=_CLIENT_STATE[gradients],

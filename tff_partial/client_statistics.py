@@ -115,6 +115,18 @@ class Statistic(NamedTuple):
   after_update: bool = False
 
 
+def of_computed(
+  name: str, update: Callable[[Server, Any], Server]
+) -> Statistic:
+  """Return the statistic of what clients computed; see `contexts.Compute`.
+
+  Args:
+    name: The name of both.
+    update: As for `Statistic`.
+  """
+  return Statistic(name, lambda client: client.computed[name], update=update)
+
+
 def _share_of_step(before: Any, after: Any, own: Any, total: Any) -> Any:
   share = tf.math.divide_no_nan(own, total)
   return tf.nest.map_structure(

@@ -342,6 +342,21 @@ def test_fed_em_beside_numpy():
 
 
 @pytest.mark.slow
+def test_ifcas_clients_choose_by_what_they_train_on():
+  model = _model(
+    'w', group='w', initial_weights=[_build('w', value=v) for v in (-1.0, 1.0)]
+  )
+  held_out = tff_partial.splits.halves()
+  process = baselines.build_ifca(model, training=Phase(on=held_out.support))
+  # The second, which is held out, is far better explained by the other copy.
+  fields = _client(1.0, 5.0, slope=1.0)
+  fields['y'][0] = -1.0
+  with runtimes.cohort(jit=False):
+    _, remembered = planted.trained(process, {'ann': fields}, [['ann']])
+  assert remembered['ann']['group'] == 0
+
+
+@pytest.mark.slow
 def test_examples_without_weight_have_no_share_of_a_mixture():
   copies = np.array([-1.0, 1.0])
   model = _model(

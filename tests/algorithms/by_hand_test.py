@@ -630,22 +630,30 @@ def test_fed_proto(with_features, clients):
 
 
 @pytest.mark.slow
-def test_examples_without_weight_have_no_share_in_features(with_features):
+@pytest.mark.parametrize(
+  ('weight', 'on'),
+  [([1.0, 0.0], splits.everything()), ([1.0, 1.0], splits.halves().support)],
+  ids=['of weight zero', 'held out'],
+)
+def test_what_clients_do_not_train_on_has_no_share_in_features(
+  weight, on, with_features
+):
   clients = {
     'ann': {
       'x': np.array([[1.0, 2.0], [50.0, 70.0]], np.float32),
       'y': np.zeros([2, 1], np.float32),
-      'weight': np.array([1.0, 0.0], np.float32),
+      'weight': np.array(weight, np.float32),
     }
   }
-  process = _proto(with_features, training=Phase(optimizer=sgd(0.0)))
+  training = Phase(optimizer=sgd(0.0), on=on)
+  process = _proto(with_features, training=training)
   state, _ = planted.trained(process, clients, [['ann']])
   server = state.client_work['server']
   np.testing.assert_array_equal(server['prototypes'][0], [1.0, 2.0])
   process = baselines.build_fed_dbe(
     _shifted(),
     features=lambda outputs: outputs['features'],
-    training=Phase(optimizer=sgd(0.0)),
+    training=training,
   )
   state, _ = planted.trained(process, clients, [['ann']])
   server = state.client_work['server']

@@ -289,6 +289,18 @@ def test_embeddings_go_to_what_their_user_likes(triplet):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('by', [assignments.by_prototype, assignments.by_map])
+def test_clients_are_assigned_by_what_they_train_on(by):
+  on = splits.halves().support
+  training = dataclasses.replace(_TRAINING, on=on)
+  assignment = by(PARTS, forming=Phase())
+  process = _process(assignment, training=training)
+  *parts, heads, after = process.work.work
+  assert all(part.on is on for part in (*parts, *heads.phases, after))
+  assert len(parts) == len(assignment.before) + 1
+
+
+@pytest.mark.slow
 def test_prototypes_are_the_embeddings_of_prototypical_clients(triplet):
   # Both like what is of type 0, but the first knows better where it belongs.
   clients = {

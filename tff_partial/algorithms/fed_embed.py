@@ -65,9 +65,10 @@ def build_fed_embed(
     parts: The parts of the model.
     assignment: How clients are assigned their sub-population: one of
       `assignments.py`.
-    training: How clients train: optimizer, batches, epochs. An optimizer of
-      GLOBAL is also that of the sub-populations' heads. What an `Exact` of
-      LOCAL solves for comes before the rest.
+    training: How clients train: optimizer, batches, epochs; by its examples
+      they are assigned, too. An optimizer of GLOBAL is also that of the
+      sub-populations' heads. What an `Exact` of LOCAL solves for comes before
+      the rest.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
@@ -99,7 +100,7 @@ def build_fed_embed(
     model,
     client_state=remember_group(persist_local),
     work=assigned_training.work(
-      assignment, [*solved, Interleaved((heads, global_head))]
+      assignment, [*solved, Interleaved((heads, global_head))], training.on
     ),
     statistics=[assignments.following(assignment.reassign)]
     if assignment.reassign

@@ -1,5 +1,7 @@
 """Training and measuring clients that are assigned to a sub-population."""
 
+from typing import Any
+
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import phases
@@ -8,15 +10,25 @@ from tff_partial.data import splits
 from tff_partial.model import models
 
 
-def work(assignment: Assignment, training: phases.Work) -> phases.Work:
+def work(
+  assignment: Assignment,
+  training: phases.Work,
+  on: splits.Part = splits.everything(),
+) -> phases.Work:
   """Return the work of a client that is assigned a sub-population, then trains.
 
   Args:
     assignment: How clients are assigned.
     training: The work after the assignment.
+    on: The examples of what the assignment does on all of them.
   """
+
+  def placed(part: Any) -> Any:
+    return phases.placed(part, on) if part.on is splits.everything() else part
+
   chosen = [assignment.assign] if assignment.assign else []
-  return [*assignment.before, *chosen, *training, *assignment.after]
+  before = map(placed, [*assignment.before, *chosen])
+  return [*before, *training, *map(placed, assignment.after)]
 
 
 def build_evaluation(
