@@ -157,11 +157,10 @@ def compose(
 
 
 def _checked(aggregation: Aggregation) -> Aggregation:
-  wrong = spelling.other_kind(
-    'aggregation', aggregation, Aggregation, '`Aggregation(aggregator)`'
+  spelling.check_kind(
+    *('aggregation', aggregation, Aggregation, '`Aggregation(aggregator)`'),
+    client_work.CompositionError,
   )
-  if wrong:
-    raise client_work.CompositionError(wrong)
   return aggregation
 
 

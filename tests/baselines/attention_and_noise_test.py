@@ -517,7 +517,7 @@ def test_no_ledger_of_gaussian_noise_counts_it(model):
     (lambda: local_noise.LaplaceNoise(1.0, -1.0), '`noise_multiplier`'),
     (
       lambda: local_noise.L1Clip(1.0).query(
-        1.0, _fresh, tf.TensorSpec([]), 1.0
+        clipping_lib.Noise(1.0, _fresh, tf.TensorSpec([]), 1.0)
       ),
       'L1Clip is for LaplaceNoise',
     ),

@@ -28,18 +28,12 @@ def unknown(what: str, found: Iterable[object], known: Collection[str]) -> str:
   return ''
 
 
-def other_kind(name: str, value: object, kind: Any, expected: str) -> str:
-  """Report a value of another kind than is expected, or return ''.
-
-  Args:
-    name: The argument.
-    value: Its value.
-    kind: The classes that it may have.
-    expected: What it is to be, in words.
-  """
-  if isinstance(value, kind):
-    return ''
-  return f'{name}: expected {expected}, found a {type(value).__name__}.'
+def check_kind(
+  name: str, value: object, kind: Any, expected: str, error: type[Exception]
+) -> None:
+  """Raise `error` for an argument of another class than is `expected`."""
+  if not isinstance(value, kind):
+    raise error(f'{name}: expected {expected}, found a {type(value).__name__}.')
 
 
 def check_patterns(

@@ -128,8 +128,7 @@ def check(work: phases.Work, model: models.PartialModel) -> None:
           )
   for phase in phases.all_phases(work):
     half = 'one part of a split, such as `splits.halves().support`'
-    if wrong := spelling.other_kind('on', phase.on, splits.Part, half):
-      raise phases.PhaseError(wrong)
+    spelling.check_kind('on', phase.on, splits.Part, half, phases.PhaseError)
     if phase.loss is not None:
       model.check_loss(phase.loss)
     names = [

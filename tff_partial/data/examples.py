@@ -349,9 +349,7 @@ def _check_names(
 def check_is_spec(given: Any) -> None:
   """Refuse what is no spec of an example, such as a model."""
   what = 'the fields of an example, `process.example_spec`'
-  wrong = spelling.other_kind('example_spec', given, Mapping, what)
-  if wrong:
-    raise ClientDataError(wrong)
+  spelling.check_kind('example_spec', given, Mapping, what, ClientDataError)
 
 
 def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

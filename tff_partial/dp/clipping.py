@@ -8,7 +8,7 @@ import abc
 from collections.abc import Mapping
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tff_partial.dp import dp_queries
 from tff_partial.dp import dp_trees
@@ -24,6 +24,23 @@ def check_positive(value: float, name: str, also_zero: bool = False) -> None:
     )
 
 
+class Noise(NamedTuple):
+  """Noise of one part of an update.
+
+  Attributes:
+    multiplier: The part's total cost, as the noise multiplier of a single
+      Gaussian mechanism; below the largest.
+    make_seed: Makes the seed of the noise.
+    specs: Specs of the part.
+    clients_per_round: Expected number of clients in a round.
+  """
+
+  multiplier: float
+  make_seed: dp_queries.MakeSeed
+  specs: Any
+  clients_per_round: float
+
+
 class Clipping(abc.ABC):
   """Clipping and noise of one part of an update."""
 
@@ -33,22 +50,8 @@ class Clipping(abc.ABC):
     """The largest norm of an update in the first round."""
 
   @abc.abstractmethod
-  def query(
-    self,
-    noise_multiplier: float,
-    make_seed: dp_queries.MakeSeed,
-    specs: Any,
-    clients_per_round: float,
-  ) -> dp_queries.PrivateSumQuery:
-    """Make the query.
-
-    Args:
-      noise_multiplier: The part's total cost, as the noise multiplier of a
-        single Gaussian mechanism; below the largest.
-      make_seed: Makes the seed of the noise.
-      specs: Specs of an update.
-      clients_per_round: Expected number of clients in a round.
-    """
+  def query(self, noise: Noise) -> dp_queries.PrivateSumQuery:
+    """Make the query."""
 
   def largest_noise_multiplier(self, clients_per_round: float) -> float:
     """Return an exclusive upper limit of noise; infinity by default."""
@@ -95,15 +98,11 @@ class FixedClip(OneClip):
     clip: The largest L2 norm of an update.
   """
 
-  def query(
-    self,
-    noise_multiplier: float,
-    make_seed: dp_queries.MakeSeed,
-    specs: Any,
-    clients_per_round: float,
-  ) -> dp_queries.PrivateSumQuery:
+  def query(self, noise: Noise) -> dp_queries.PrivateSumQuery:
     """Make the Gaussian mechanism."""
-    return dp_queries.GaussianSumQuery(self.clip, noise_multiplier, make_seed)
+    return dp_queries.GaussianSumQuery(
+      self.clip, noise.multiplier, noise.make_seed
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,25 +153,19 @@ class AdaptiveClip(Clipping):
     """The initial clip."""
     return self.initial
 
-  def query(
-    self,
-    noise_multiplier: float,
-    make_seed: dp_queries.MakeSeed,
-    specs: Any,
-    clients_per_round: float,
-  ) -> dp_queries.PrivateSumQuery:
+  def query(self, noise: Noise) -> dp_queries.PrivateSumQuery:
     """Make the Gaussian mechanism with a noised count."""
-    count_stddev = self.count_stddev or 0.0
-    if noise_multiplier:
-      count_stddev = self.largest_noise_multiplier(clients_per_round) / 2.0
+    count_stddev, clients = self.count_stddev or 0.0, noise.clients_per_round
+    if noise.multiplier:
+      count_stddev = self.largest_noise_multiplier(clients) / 2.0
     return dp_queries.AdaptiveClipSumQuery(
       self.initial,
-      self.value_multiplier(noise_multiplier, clients_per_round),
-      make_seed,
+      self.value_multiplier(noise.multiplier, clients),
+      noise.make_seed,
       quantile=self.quantile,
       learning_rate=self.learning_rate,
       count_stddev=count_stddev,
-      expected_clients=clients_per_round,
+      expected_clients=clients,
     )
 
 
@@ -195,19 +188,13 @@ class TreeNoise(OneClip):
     super().__post_init__()
     check_positive(self.rounds_per_tree, 'rounds_per_tree')
 
-  def query(
-    self,
-    noise_multiplier: float,
-    make_seed: dp_queries.MakeSeed,
-    specs: Any,
-    clients_per_round: float,
-  ) -> dp_queries.PrivateSumQuery:
+  def query(self, noise: Noise) -> dp_queries.PrivateSumQuery:
     """Make the tree."""
     return dp_trees.TreeResidualSumQuery(
       self.clip,
-      noise_multiplier,
-      make_seed,
-      specs=specs,
+      noise.multiplier,
+      noise.make_seed,
+      specs=noise.specs,
       rounds_per_tree=self.rounds_per_tree,
     )
 

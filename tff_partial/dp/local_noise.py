@@ -112,13 +112,7 @@ class L1Clip(clipping_lib.OneClip):
     clip: The largest L1 norm of an update.
   """
 
-  def query(
-    self,
-    noise_multiplier: float,
-    make_seed: dp_queries.MakeSeed,
-    specs: Any,
-    clients_per_round: float,
-  ) -> dp_queries.PrivateSumQuery:
+  def query(self, noise: clipping_lib.Noise) -> dp_queries.PrivateSumQuery:
     """Refuse: sums at the server get Gaussian noise, with clips by L2."""
     raise PrivacyError(
       'L1Clip is for LaplaceNoise, which clients add themselves. For noise at '

@@ -163,10 +163,12 @@ class PrivateFactory(
     return _UpdateParts(
       {
         part: clipping[part].query(
-          self.noise_multiplier / math.sqrt(share),
-          seed_maker(self.noise_seed, part),
-          spec,
-          self.clients_per_round,
+          clipping_lib.Noise(
+            self.noise_multiplier / math.sqrt(share),
+            seed_maker(self.noise_seed, part),
+            spec,
+            self.clients_per_round,
+          )
         )
         for part, spec in specs.items()
       }

@@ -94,12 +94,12 @@ class EvaluationSet:
       )
 
 
-def other_kind(given: Any) -> str:
-  """Report what is no evaluation set, or return ''."""
-  expected = 'clients and how they are measured, `EvaluationSet(evaluation, '
-  expected += 'clients)`'
-  return spelling.other_kind(
-    'An evaluation set', given, EvaluationSet, expected
+def check_kind(given: Any) -> None:
+  """Refuse what is no evaluation set, such as an evaluation."""
+  spelling.check_kind(
+    *('An evaluation set', given, EvaluationSet),
+    'clients and how they are measured, `EvaluationSet(evaluation, clients)`',
+    ProgramError,
   )
 
 
@@ -139,8 +139,7 @@ def evaluate(
       `remembering`, and the store is not of its type.
     SettingError: If clients read the server's state, and there is none.
   """
-  if wrong := other_kind(evaluation_set):
-    raise ProgramError(wrong)
+  check_kind(evaluation_set)
   _check_finite(weights_of(evaluation_set.evaluation.model, weights))
   found = measure(
     evaluation_set, weights, seed, client_store, on_clients, server_state

@@ -206,15 +206,13 @@ def _check_positive(**numbers: int) -> None:
 
 
 def _check_kinds(validation: Any, select: Any, stop: Any) -> None:
-  for wrong in (
-    evaluation_sets.other_kind(validation) if validation else '',
-    spelling.other_kind('select', select, Selection, "`Selection('loss')`"),
-    spelling.other_kind(
-      'stop', stop, StoppingRule | None, '`StoppingRule(rounds=5)`'
-    ),
+  if validation is not None:
+    evaluation_sets.check_kind(validation)
+  for name, value, kind, expected in (
+    ('select', select, Selection, "`Selection('loss')`"),
+    ('stop', stop, StoppingRule | None, '`StoppingRule(rounds=5)`'),
   ):
-    if wrong:
-      raise ProgramError(wrong)
+    spelling.check_kind(name, value, kind, expected, ProgramError)
 
 
 def _check_validation(
