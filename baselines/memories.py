@@ -133,8 +133,7 @@ def memory_evaluation(
 
   def remember(client: ClientContext) -> Memory:
     classes, counts = targets(client.examples['y'])
-    for given in (client.is_real, client.examples['weight'] > 0.0):
-      counts = tf.logical_and(counts, _like(given, counts))
+    counts &= _like(client.example_weights > 0.0, counts)
     is_key = tf.reshape(counts, [-1])
     classes = tf.reshape(tf.cast(classes, tf.int32), [-1])
     return Memory(

@@ -16,7 +16,6 @@ from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
 from tff_partial.terms import proximal
-from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import PERSONAL
 
 
@@ -55,7 +54,7 @@ def build_ditto(
     model,
     client_state=persist_personal,
     work=[
-      dataclasses.replace(training, train=(GLOBAL,), measured=True),
+      partial_training.trained(training),
       dataclasses.replace(
         personal,
         train=(PERSONAL,),
