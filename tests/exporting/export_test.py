@@ -22,6 +22,7 @@ from tff_partial import evaluation
 from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.client.client_work import ModelWeights
+from tff_partial.data import vocabularies
 from tff_partial.exporting import exports
 from tff_partial.exporting import running
 from tff_partial.exporting.errors import ExportError
@@ -404,6 +405,24 @@ def test_a_model_without_local_weights_predicts_and_no_more(tmp_path):
   device = running.load(exported.paths['tflite'])
   found = device['predict'](x=np.float32([[3.0]]))
   np.testing.assert_array_equal(found['predictions'], [[6.0]])
+
+
+def test_a_full_disk_leaves_no_half_of_an_export(tmp_path, monkeypatch):
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  model = tff_partial.from_keras(planted.build_slope, loss='mse')
+  items = vocabularies.Vocabulary('ab')
+  monkeypatch.setattr(vocabularies, 'save', full)
+  with pytest.raises(ExportError, match='nothing was .* No space left'):
+    tff_partial.export(
+      model,
+      {'shared/own': [0.0], 'own/kernel': [[2.0]]},
+      tmp_path / 'out',
+      ['saved_model'],
+      vocabularies={'item': items},
+    )
+  assert not (tmp_path / 'out').exists()
 
 
 # ---- refusals ----------------------------------------------------------------

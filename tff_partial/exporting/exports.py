@@ -5,7 +5,8 @@ weights by the same steps as a client of the simulation (Algorithm 1 of the
 FedRecon paper), traced to a graph.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import json
@@ -144,7 +145,6 @@ def export(
     ModelError: If weights do not fit the model.
     VocabularyError: If a vocabulary has values that JSON cannot hold.
   """
-  models.check(model)
   target = pathlib.Path(folder)
   _check_target(target, formats)
   _check_model(model)
@@ -167,11 +167,25 @@ def export(
   computed = {path: lifted[path] for path in lifted if path not in tables}
   served = serve(lifted if SAVED_MODEL in formats else computed)
   numbers = serve(computed) if SAVED_MODEL in formats and tables else served
-  exported = _write(served, numbers, target, formats, num_support, client_seed)
-  lookups.write(lifted, tables, target)
-  if vocabularies:
-    vocabularies_lib.save(vocabularies, target)
-  return exported
+  with _whole(target):
+    made = _write(served, numbers, target, formats, num_support, client_seed)
+    lookups.write(lifted, tables, target)
+    if vocabularies:
+      vocabularies_lib.save(vocabularies, target)
+  return made
+
+
+@contextlib.contextmanager
+def _whole(target: pathlib.Path) -> Iterator[None]:
+  """Leave nothing in the folder, which was empty, if something is missing."""
+  try:
+    yield
+  except OSError as error:
+    shutil.rmtree(target, ignore_errors=True)
+    raise ExportError(
+      f'{target}: nothing was exported: {error}. Make room, or name another '
+      'folder.'
+    ) from error
 
 
 def _write(
@@ -241,6 +255,7 @@ def _check_target(target: pathlib.Path, formats: Sequence[str]) -> None:
 
 def _check_model(model: models.PartialModel) -> None:
   """Check that a device has one copy of each of the model's weights."""
+  models.check(model)
   if tiers.GROUP in model.tiers:
     raise ExportError(
       'The model has variables for groups, of which a device would have to '
