@@ -23,6 +23,7 @@ from tff_partial import phases
 from tff_partial.composition import Aggregation
 from tff_partial.data import cohorts
 from tff_partial.data import packing
+from tff_partial.data import vocabularies
 from tff_partial.training import callbacks
 from tff_partial.training import checkpoints
 from tff_partial.training import evaluation_sets
@@ -294,6 +295,17 @@ def test_another_process_of_the_same_shapes_is_refused(world, whole):
       match='the process .algorithm.*: it is another one',
     ):
       attempt()
+
+
+def test_vocabularies_on_a_full_disk_are_named(world, tmp_path, monkeypatch):
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  films = {'film': vocabularies.Vocabulary('ab')}
+  monkeypatch.setattr(world.clients, 'vocabularies', films)
+  monkeypatch.setattr(vocabularies, 'save', full)
+  with pytest.raises(RunError, match='Cannot write to .*No space left.* make'):
+    world.train(output_dir=tmp_path)
 
 
 @pytest.mark.slow

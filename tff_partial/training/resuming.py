@@ -10,6 +10,7 @@ from absl import logging
 from tff_partial import processes
 from tff_partial.data import vocabularies
 from tff_partial.training import checkpoints
+from tff_partial.training import files
 from tff_partial.training import metrics_log
 from tff_partial.training import results
 from tff_partial.training import run_settings
@@ -91,7 +92,8 @@ def _begin(
     run.notes.settings = settings
   if output_dir is not None:
     known = getattr(loop.clients, 'vocabularies', {})
-    vocabularies.keep(known, output_dir, goes_on=found is not None)
+    with files.writing(f'Cannot write to {output_dir}', files.ANOTHER):
+      vocabularies.keep(known, output_dir, goes_on=found is not None)
   if run.notes.secret is not None:
     loop.sampler = dataclasses.replace(loop.sampler, seed=run.notes.secret)
   run.store = client_store or _store(run.process, loop.seed, output_dir)
