@@ -503,6 +503,26 @@ def test_pp_sgd(model, clients):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  ('build', 'arguments'),
+  [
+    (algorithms.build_ditto, ('training', 'personal')),
+    (algorithms.build_fed_ala, ('adaptation', 'training')),
+    (algorithms.build_fed_alt, ('personal', 'shared')),
+    (algorithms.build_fed_rep, ('head', 'representation')),
+  ],
+)
+def test_no_default_phase_trains_on_what_the_other_holds_out(
+  build, arguments, model
+):
+  on = splits.halves().support
+  for given in ([], *([name] for name in arguments)):
+    process = build(model, **{name: Phase(on=on) for name in given})
+    found = [part.on for part in process.work.work if isinstance(part, Phase)]
+    assert found == [on if given else splits.everything()] * 2
+
+
+@pytest.mark.slow
 def test_of_shares_that_are_not_learned_fed_ala_is_fed_avg(model, clients):
   process = algorithms.build_fed_ala(
     model, adaptation=Phase(max_steps=0), training=_TRAINING

@@ -23,8 +23,8 @@ def build_ditto(
   model: models.PartialModel,
   *,
   penalty: float = 1.0,
-  training: Phase = Phase(),
-  personal: Phase = Phase(),
+  training: Phase | None = None,
+  personal: Phase | None = None,
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
@@ -36,8 +36,9 @@ def build_ditto(
     model: The model, without local variables.
     penalty: lambda of the paper, which keeps v near the received w; 0 for
       purely local training.
-    training: How w is trained.
-    personal: How v is trained.
+    training: How w is trained; `Phase()` by default.
+    personal: How v is trained; likewise. One that is not given has the examples
+      of the other.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
@@ -50,6 +51,9 @@ def build_ditto(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  training, personal = partial_training.together(
+    training, personal, Phase(), Phase()
+  )
   return compose(
     model,
     client_state=persist_personal,

@@ -9,7 +9,7 @@ below the top ones, it is 1: what is received replaces v.
 
 Deviations: `adaptation` is the same in each round, where the paper's first one
 goes on until the loss settles, and learns on the examples of `adaptation.on`,
-all by default, where the paper draws 80 %. v starts from the first w that the
+where the paper draws 80 %. v starts from the first w that the
 client receives.
 """
 
@@ -32,6 +32,7 @@ from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.templates import server_optimizers
 from tff_partial.tiers import CLIENT_VALUES
 from tff_partial.tiers import GLOBAL
@@ -42,8 +43,8 @@ def build_fed_ala(
   model: models.PartialModel,
   *,
   adapted: str = '.*',
-  adaptation: Phase = Phase(optimizer=sgd(1.0)),
-  training: Phase = Phase(),
+  adaptation: Phase | None = None,
+  training: Phase | None = None,
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
@@ -56,8 +57,10 @@ def build_fed_ala(
     adapted: Regular expression over whole names of the variables with shares to
       learn, in the paper those of the top p layers.
     adaptation: How shares are learned; its optimizer has the rate eta. With
-      `max_steps=0` they stay 1, as in FedAvg.
-    training: How the mixture is trained: optimizer, batches, epochs.
+      `max_steps=0` they stay 1, as in FedAvg. By default
+      `Phase(optimizer=sgd(1.0))`, with the examples of `training`.
+    training: How the mixture is trained: optimizer, batches, epochs; `Phase()`
+      by default, with the examples of `adaptation`.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
@@ -68,6 +71,9 @@ def build_fed_ala(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  adaptation, training = partial_training.together(
+    adaptation, training, Phase(optimizer=sgd(1.0)), Phase()
+  )
   return compose(
     model,
     client_state=_memory(adapted),

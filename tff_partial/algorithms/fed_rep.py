@@ -18,8 +18,8 @@ from tff_partial.templates import partial_training
 def build_fed_rep(
   model: models.PartialModel,
   *,
-  head: Phase = Phase(epochs=10),
-  representation: Phase = Phase(),
+  head: Phase | None = None,
+  representation: Phase | None = None,
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
@@ -27,8 +27,10 @@ def build_fed_rep(
 
   Args:
     model: The model; without local variables, this is FedAvg.
-    head: How the head is trained while the representation is fixed.
-    representation: How the representation is trained while the head is fixed.
+    head: How the head is trained while the representation is fixed;
+      `Phase(epochs=10)` by default, with the examples of `representation`.
+    representation: How the representation is trained while the head is fixed;
+      `Phase()` by default, with the examples of `head`.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
@@ -40,10 +42,13 @@ def build_fed_rep(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
+  personal, shared = partial_training.together(
+    head, representation, Phase(epochs=10), Phase()
+  )
   return partial_training.build_alternating(
     model,
-    personal=head,
-    shared=representation,
+    personal=personal,
+    shared=shared,
     aggregation=aggregation,
     server_optimizer=server_optimizer,
   )

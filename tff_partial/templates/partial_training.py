@@ -46,6 +46,25 @@ def trained(
   return dataclasses.replace(training, train=train, terms=terms, measured=True)
 
 
+def together(
+  one: Phase | None, other: Phase | None, *defaults: Phase
+) -> tuple[Phase, ...]:
+  """Return two phases, of which one that is not given has the other's examples.
+
+  Else it would train on what the other holds out.
+
+  Args:
+    one: The first phase, or None.
+    other: The second phase, or None.
+    *defaults: What they are if they are not given, but for the examples.
+  """
+  given = one or other or Phase()
+  return tuple(
+    phase or dataclasses.replace(default, on=given.on)
+    for phase, default in zip((one, other), defaults, strict=True)
+  )
+
+
 def build_global(
   model: models.PartialModel,
   *,
@@ -143,8 +162,8 @@ def exact_first(training: Phase, **settings: Any) -> list[Phase]:
 def build_alternating(
   model: models.PartialModel,
   *,
-  personal: Phase = Phase(),
-  shared: Phase = Phase(),
+  personal: Phase | None = None,
+  shared: Phase | None = None,
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
@@ -152,8 +171,10 @@ def build_alternating(
 
   Args:
     model: The model; without local variables, this is FedAvg.
-    personal: How the local variables are trained while the others are fixed.
-    shared: How the global variables are trained while the others are fixed.
+    personal: How the local variables are trained while the others are fixed;
+      `Phase()` by default, with the examples of `shared`.
+    shared: How the global variables are trained while the others are fixed;
+      `Phase()` by default, with the examples of `personal`.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
@@ -165,6 +186,7 @@ def build_alternating(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
+  personal, shared = together(personal, shared, Phase(), Phase())
   return compose(
     model,
     client_state=persist_local,
