@@ -160,10 +160,11 @@ def test_the_publishers_test_examples_stay_so():
 
 
 def test_clients_are_divided():
-  held = {str(i): np.array([i]) for i in range(20)}
-  parts = partitions.split_clients(held, (0.8, 0.1, 0.1))
-  assert [len(part) for part in parts] == [16, 2, 2]
-  assert set().union(*parts) == set(held)
+  for name in (str, int):
+    held = {name(i): np.array([i]) for i in range(20)}
+    parts = partitions.split_clients(held, (0.8, 0.1, 0.1))
+    assert [len(part) for part in parts] == [16, 2, 2]
+    assert set().union(*parts) == set(held)
 
 
 # ---- what is refused ---------------------------------------------------------

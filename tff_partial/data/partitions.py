@@ -303,11 +303,12 @@ def split_clients(
       no client.
   """
   shares = _checked_fractions(fractions)
-  clients = random_bits.generator(seed, 'split').permutation(sorted(partition))
+  clients = sorted(partition)
+  order = random_bits.generator(seed, 'split').permutation(len(clients))
   ends = np.rint(np.cumsum(shares)[:-1] * len(clients)).astype(int)
   parts = [
-    {str(client): partition[str(client)] for client in sorted(piece)}
-    for piece in np.split(clients, ends)
+    {clients[place]: partition[clients[place]] for place in sorted(piece)}
+    for piece in np.split(order, ends)
   ]
   if not all(parts):
     raise ClientDataError(
