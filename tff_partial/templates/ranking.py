@@ -156,7 +156,10 @@ class _Catalogue(NamedTuple):
         for name, values in x.items()
       }
       inputs = {**others, self.item: inputs}
-    of_all = client._replace(examples={**client.examples, 'x': inputs})
+    of_all = client._replace(
+      examples={'x': inputs, 'weight': tf.ones([self.num_items])},
+      count=tf.constant(self.num_items),
+    )
     found = of_all.predict(self.read)
     found = found if self.output is None else found[self.output]
     return tf.cast(tf.reshape(found, [-1]), tf.float32)
