@@ -1,6 +1,7 @@
 """Columns of pandas data frames as arrays of examples' fields."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -254,7 +255,10 @@ class FrameTable:
 
   def _plain(self, column: str, is_open: bool = False) -> np.ndarray:
     """Return a column as an array of a NumPy type, or of sequences."""
-    series = self._frame[column].infer_objects()
+    series = self._frame[column]
+    # Integers of thousands of digits stay objects, which are refused below.
+    with contextlib.suppress(OverflowError):
+      series = series.infer_objects()
     if hasattr(series, 'cat'):
       series = series.astype(series.cat.categories.dtype)
     kind = getattr(series.dtype, 'kind', '')

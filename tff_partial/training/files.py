@@ -7,7 +7,6 @@ import pathlib
 import re
 
 from absl import logging
-import tensorflow as tf
 
 from tff_partial.training.errors import RunError
 
@@ -57,6 +56,8 @@ def writing(what: str, remedy: str) -> Iterator[None]:
   Raises:
     RunError: If the file system refuses it.
   """
+  import tensorflow as tf  # Late, since options are declared without it.
+
   try:
     yield
   except (OSError, tf.errors.OpError) as error:
