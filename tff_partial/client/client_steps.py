@@ -251,11 +251,13 @@ class Steps:
     predictions, losses, updates = self._model.predict(
       weights, first_of(batch, number), training=True, seed=seed
     )
-    size = tf.shape(is_real)[0]
+    places = tf.range(tf.shape(is_real)[0])
+    places = tf.where(places < number, places, 0)
 
     def padded(tensor: tf.Tensor) -> tf.Tensor:
-      rest = tf.repeat(tensor[:1], size - number, 0)
-      found = tf.concat([tensor, rest], 0)
+      # One more row, for a batch without examples.
+      rows = tf.pad(tensor, [[0, 1], *[[0, 0]] * (tensor.shape.rank - 1)])
+      found = tf.gather(rows, places)
       found.set_shape([is_real.shape[0], *tensor.shape[1:]])
       mask = keras_functions.mask_of(tensor)
       if mask is not None:
