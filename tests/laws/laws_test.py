@@ -703,14 +703,18 @@ def test_moving_averages_are_trained(row, state, model_of):
   shared = planted.global_weights(process, output.state)
   name = 'norm/moving_variance'
   assert (name in shared) == (state == 'averaged')
-  # Clients of PPSGD hold differences from the shared ones.
-  held_by_clients = () if row.name == 'pp_sgd' else output.client_states
-  found = [
-    np.asarray(tensor)
-    for held in (shared, *held_by_clients)
-    for path, tensor in tree.flatten_with_path(held)
-    if path[-1] == name
-  ]
+  of_server, of_clients = (
+    [
+      np.asarray(tensor)
+      for path, tensor in tree.flatten_with_path(held)
+      if path[-1] == name
+    ]
+    for held in (shared, output.client_states)
+  )
+  if row.name == 'pp_sgd':  # Clients hold differences, of weights alone.
+    assert of_clients and not np.any(of_clients)
+    of_clients = []
+  found = of_server + of_clients
   if state == 'local' and not found:
     assert process.is_stateless  # What clients estimate is forgotten.
     return

@@ -9,8 +9,7 @@ below the top ones, it is 1: what is received replaces v.
 
 Deviations: `adaptation` is the same in each round, where the paper's first one
 goes on until the loss settles, and learns on the examples of `adaptation.on`,
-where the paper draws 80 %. v starts from the first w that the
-client receives.
+where the paper draws 80 %. v starts from the first w that the client receives.
 """
 
 import collections
