@@ -277,7 +277,9 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     always_personalises=True,
     reads=('tuned',),
   ),
-  'fed_sgd': building.Algorithm(many_users.fed_sgd, _FOR_ALL),
+  'fed_sgd': building.Algorithm(
+    many_users.fed_sgd, _FOR_ALL, ignores=building.ALL_BUT_ONE_STEP
+  ),
   'fed_prox': building.Algorithm(
     many_users.fed_prox, _FOR_ALL, reads=('penalty',)
   ),

@@ -43,6 +43,10 @@ TRAINING = tuple(
 
 # All that trains global weights.
 UPDATING = tuple(flag for flag in LocalTraining().flags() if 'update_' in flag)
+# All of that but the rate of a single step.
+ALL_BUT_ONE_STEP = tuple(
+  flag for flag in UPDATING if flag != 'update_learning_rate'
+)
 
 # (model, setting) -> process.
 Build: TypeAlias = (

@@ -118,6 +118,7 @@ def test_a_flag_of_another_algorithm_is_refused(make):
     ('--server_optimizer=adam', 'fed_adam'),
     ('--clip_norm=1', 'local_only'),
     ('--update_learning_rate=1', 'local_only'),
+    ('--update_optimizer=adam', 'fed_sgd'),
   ],
 )
 def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
