@@ -25,6 +25,7 @@ from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
+from tff_partial.solvers.exact import Exact
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
@@ -40,6 +41,7 @@ def build_fed_recon(
   update_epochs: int | Epochs = 1,
   update_steps: int | None = None,
   batch_size: int | None = 20,
+  shuffle: bool = False,
   joint: bool = False,
   through_solution: bool = False,
   aggregation: Aggregation = Aggregation(),
@@ -58,6 +60,7 @@ def build_fed_recon(
     update_epochs: Maximum number of passes over the query set.
     update_steps: Maximum number of update steps.
     batch_size: Examples per step; None for all.
+    shuffle: True to reorder examples in each pass; not for an `Exact` solve.
     joint: True if the update also trains the local weights, together with the
       global ones.
     through_solution: True if gradients of global weights pass through the
@@ -83,6 +86,7 @@ def build_fed_recon(
     batch_size=batch_size,
     epochs=reconstruction_epochs,
     max_steps=reconstruction_steps,
+    shuffle=shuffle and not isinstance(reconstruction_optimizer, Exact),
   )
   return compose(
     model,
@@ -96,6 +100,7 @@ def build_fed_recon(
         batch_size=batch_size,
         epochs=update_epochs,
         max_steps=update_steps,
+        shuffle=shuffle,
         measured=True,
         through=reconstruct if through_solution else None,
       ),
@@ -113,6 +118,7 @@ def build_fed_recon_eval(
   reconstruction_epochs: int | Epochs = 1,
   reconstruction_steps: int | None = None,
   batch_size: int | None = 20,
+  shuffle: bool = False,
 ) -> evaluation.Evaluation:
   """Build an evaluation with reconstructed local weights.
 
@@ -127,6 +133,7 @@ def build_fed_recon_eval(
     reconstruction_epochs: Maximum number of passes over the support set.
     reconstruction_steps: Maximum number of reconstruction steps; 0 for none.
     batch_size: Examples per reconstruction step; None for all.
+    shuffle: True to reorder examples in each pass.
 
   Example:
     >>> evaluation = algorithms.build_fed_recon_eval(
@@ -142,6 +149,7 @@ def build_fed_recon_eval(
       batch_size=batch_size,
       epochs=reconstruction_epochs,
       max_steps=reconstruction_steps,
+      shuffle=shuffle,
     ),
     split=split,
   )

@@ -32,6 +32,7 @@ def fed_recon(
     update_epochs=update.epochs,
     update_steps=update.max_steps,
     batch_size=update.batch_size,
+    shuffle=update.shuffle,
     joint=run.hyperparameters.joint,
     through_solution=run.hyperparameters.through_solution,
     **run.server_arguments(),
@@ -49,6 +50,7 @@ def fed_recon_eval(
     reconstruction_epochs=personal.epochs,
     reconstruction_steps=personal.max_steps,
     batch_size=personal.batch_size,
+    shuffle=personal.shuffle,
   )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 from unittest import mock
 
 from absl import flags as absl_flags
@@ -26,6 +27,7 @@ from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
 from tasks.experiment.runs.result import Result
+from tests.support import planted
 from tff_partial.training.programs import ProgramError
 
 
@@ -148,6 +150,27 @@ def test_a_program_reads_a_flag_that_is_also_of_another_task():
   assert flags.read(given[1], values, given).top_n == 7
   with pytest.raises(OptionError, match='--top_n=7: .* give --task=ratings'):
     flags.read(given[0], values)
+
+
+def test_fed_recon_shuffles():
+  setting = Setting(
+    task=mock.MagicMock(),
+    local=LocalTraining(shuffle=True),
+    server=Server(),
+    hyperparameters=Hyperparameters(),
+    privacy=Privacy(),
+  )
+  model = planted.factorization(planted.constant_user(0.3))
+  how = algorithms.ALGORITHMS['fed_recon']
+  reconstruct, update = how.build(model, setting).work.work
+  adapt, _ = how.measure(model, setting, {}).parts.work
+  assert reconstruct.shuffle and update.shuffle and adapt.shuffle
+  # An exact solve takes no passes.
+  exact = Optimizer('reconstruction', '', optimizer='exact')
+  local = LocalTraining(shuffle=True, reconstruction=exact)
+  setting = dataclasses.replace(setting, local=local)
+  reconstruct, update = how.build(model, setting).work.work
+  assert update.shuffle and not reconstruct.shuffle
 
 
 def test_a_flag_may_say_what_is_usual():
