@@ -117,6 +117,14 @@ def test_a_row_is_a_mean_over_seeds(sweep):
   assert list(frame['unfinished']) == [0, 1, 0]
 
 
+def test_a_seed_without_a_value_is_not_left_out_of_a_mean(tmp_path):
+  for seed, auc in enumerate((0.7, 'nan', 'nan')):
+    folders.write(tmp_path, f'a{seed}', seed=seed, rmse=auc)
+  table = tables.gather(_settings(tmp_path))
+  assert table.frame[['rmse', 'rmse_std']].isna().all(axis=None)
+  assert table.to_markdown().splitlines()[-1].endswith('| 3 | - |')
+
+
 def test_markdown_marks_what_was_lost(sweep):
   lines = tables.gather(_settings(sweep)).to_markdown().splitlines()
   assert lines[0] == '| rate | seeds | rmse |'

@@ -1,7 +1,8 @@
 """Tables of results of runs: one row per setting, one column per metric.
 
-Values are means over the seeds that are done. Runs that diverged or have not
-ended are counted in the row and named below the table.
+Values are means over the seeds that are done; none where one of them has no
+value. Runs that diverged or have not ended are counted in the row and named
+below the table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,16 +125,16 @@ def gather(
   for setting in settings:
     done = [measured[id(run)] for run in setting.ended(run_folders.DONE)]
     values = pd.DataFrame(done, columns=list(metrics), dtype=float)
-    deviations = values.std()
+    deviations = values.std(skipna=False)
     if len(values) > 1:  # Also infinities, such as epsilon without noise.
-      deviations = deviations.where(values.nunique() != 1, 0.0)
+      deviations = deviations.mask(values.eq(values.iloc[0]).all(), 0.0)
     row = {
       **setting.values,
       'seeds': len(done),
       **{state: len(setting.ended(state)) for state in _COUNTS[1:]},
     }
     for name in metrics:
-      row[name] = values[name].mean()
+      row[name] = values[name].mean(skipna=False)
       row[deviation_of(name)] = deviations[name]
     rows.append(row)
   return ResultTable(
