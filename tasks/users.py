@@ -140,9 +140,10 @@ def main(config: Config, output: Output, picture: Picture) -> None:
     analysis.spreadsheets.escaped_frame(frame).to_csv(
       folder / _FILE, index=False
     )
+  paths = [folder, *map(pathlib.Path, picture.beside)]
+  are_told_apart = len({path.name for path in paths}) == len(paths)
   frames = {
-    path.name: _read(path)
-    for path in (folder, *map(pathlib.Path, picture.beside))
+    path.name if are_told_apart else str(path): _read(path) for path in paths
   }
   scores = embeddings.draw(
     {

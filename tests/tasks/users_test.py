@@ -1,5 +1,7 @@
 """`tasks.users`: what a run knows of its users, as a map and as groups."""
 
+import shutil
+
 import pandas as pd
 import pytest
 
@@ -61,6 +63,17 @@ def test_runs_stand_side_by_side(runs):
     assert [line.split(':')[0] for line in lines[:2]] == [name, beside]
     for picture in ('user_map.png', 'user_groups.png'):
       assert (runs['folder'] / name / picture).stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_runs_of_one_name_are_told_apart(runs):
+  own = runs['folder'] / 'server'
+  other = runs['folder'] / 'more' / 'server'
+  shutil.copytree(runs['folder'] / 'federated', other)
+  drawn = commands.run_here(
+    'users', f'--output_dir={own}', f'--beside={other}'
+  ).output.splitlines()
+  assert [line.split(':')[0] for line in drawn[:2]] == [str(own), str(other)]
 
 
 @pytest.mark.slow
