@@ -56,7 +56,7 @@ class Comparison:
     runs: A row for each method and seed: the pooled test metric, the
       `num_examples` that it was measured on, whether the run `diverged`, the
       `best_round` by validation, bytes that a client downloads and uploads in a
-      round, and seconds of a round.
+      round (NaN if not all were counted), and seconds of a round.
     clients: A row for each method, seed and measured test client, with all
       metrics of the client.
     history: A row for each method, seed and round: what the run recorded.
@@ -352,11 +352,12 @@ def _costs(
 ) -> dict[str, Any]:
   """Return how a run ended, and bytes and seconds of a round."""
   sent = communication(result.process, data)
+  is_whole = 'upload_not_counted' not in sent  # Drafts are not.
   return {
     'diverged': result.diverged,
     'best_round': result.best_round,
     'download_bytes': sent['download_bytes'],
-    'upload_bytes': sent['upload_bytes'],
+    'upload_bytes': sent['upload_bytes'] if is_whole else np.nan,
     # Of all rounds, also those of an earlier call.
     'seconds_round': np.median(
       [row['seconds_round'] for row in result.history]
