@@ -253,6 +253,7 @@ _TREE = clipping_lib.TreeNoise(1.0, 51)
     (None, {'target_epsilon': 1.0}, 'either'),
     (None, {'noise_multiplier': None}, 'either'),
     (None, {'noise_multiplier': -1.0}, 'must not be negative'),
+    (None, {'noise_multiplier': math.inf}, 'negative or infinite'),
     (None, {'sampling': 'poison'}, "one of .*'poisson'.* found 'poison'"),
     (None, {'sampling': 'once_per_tree'}, 'need one another'),
     (_TREE, {}, 'need one another'),
@@ -286,6 +287,13 @@ def test_a_ledger_bounds_what_is_spent(sampling):
   for rounds in (17, 60, 120):
     exact = accounting.epsilon(2.0, plan.sampling, rounds, _DELTA)
     assert exact * (1.0 - 1e-9) <= spent[rounds] < 1.5 * exact
+
+
+def test_without_noise_what_was_released_before_is_counted():
+  plan = _plan(noise_multiplier=0.0, once=[5.0])
+  ledger = privacy_plans.PrivacyLedger(plan)
+  assert 0.0 < ledger.epsilon(0) < 2.0
+  assert ledger.epsilon(1) == plan.epsilon == math.inf
 
 
 def test_a_report_is_json_and_says_who_is_a_neighbour():

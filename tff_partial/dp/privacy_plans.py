@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from absl import logging
@@ -207,8 +208,8 @@ def plan(
       f'{target_epsilon} and {noise_multiplier}.'
     )
   samplings.check(
-    noise_multiplier >= 0.0,
-    'A noise multiplier must not be negative',
+    0.0 <= noise_multiplier < math.inf,
+    'A noise multiplier must not be negative or infinite',
     noise_multiplier,
   )
   planned = PrivacyPlan(

@@ -297,7 +297,7 @@ def event(
   `once` are noise multipliers of one-time releases about all clients, such as a
   mean that was computed before training.
   """
-  for noise in (noise_multiplier, *once):
+  for noise in (*([noise_multiplier] if rounds else []), *once):
     check(noise > 0.0, 'A noise multiplier must be positive', noise)
   check(rounds >= 0, 'A number of rounds must not be negative', rounds)
   events = [
