@@ -174,7 +174,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     personal=LocalTraining.of_personal_repeated,
     always_personalises=True,
     reads=('penalty', 'repeats'),
-    ignores=building.STEPPING,
+    ignores=(*building.STEPPING, 'update_optimizer'),
   ),
   'scaffold': building.Algorithm(
     building.scaffold,

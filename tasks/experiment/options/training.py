@@ -186,8 +186,12 @@ class LocalTraining(Options):
 
   def of_global(self) -> phases.Phase:
     """Build the phase that trains global weights."""
+    return self._global(self.update)
+
+  def _global(self, optimizer: Optimizer) -> phases.Phase:
+    """Build a phase with the steps of global weights."""
     return tff_partial.Phase(
-      optimizer=self.update.build(),
+      optimizer=optimizer.build(),
       batch_size=self.batch_size,
       epochs=self.update_epochs,
       max_steps=self.update_steps,
@@ -238,9 +242,7 @@ class LocalTraining(Options):
 
   def of_personal_as_global(self) -> phases.Phase:
     """Build the phase of global weights with the optimizer of local ones."""
-    return dataclasses.replace(
-      self.of_global(), optimizer=self.reconstruction.build()
-    )
+    return self._global(self.reconstruction)
 
   def of_tuning(self) -> phases.Phase:
     """Build the phase that fine-tunes all weights, or those of `tuned`."""
