@@ -74,7 +74,10 @@ def p_fed_km(gradients: str, user: str) -> building.Algorithm:
     model: models.PartialModel, run: Setting, measuring: building.Measuring
   ) -> Evaluation:
     return building.builder('build_p_fed_km_eval')(
-      model, parts=run.parts, gradients=gradients, split=measuring.get('split')
+      model,
+      parts=run.parts,
+      gradients=gradients,
+      split=measuring.get('split') or run.local.split_when_measured(),
     )
 
   return building.Algorithm(build, measure, user=user, reads=CENTERS)
@@ -99,5 +102,5 @@ def supported_by(name: str) -> building.Measure:
     name: The builder's name.
   """
   return lambda model, run, measuring: building.builder(name)(
-    model, split=measuring.get('split')
+    model, split=measuring.get('split') or run.local.split_when_measured()
   )

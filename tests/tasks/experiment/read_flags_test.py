@@ -174,6 +174,18 @@ def test_fed_recon_shuffles():
   assert update.shuffle and not reconstruct.shuffle
 
 
+@pytest.mark.parametrize('name', ['ifca', 'fed_em', 'p_fed_km'])
+def test_sub_populations_are_measured_by_the_split(name, monkeypatch):
+  local = LocalTraining(split='fraction', support_share=0.1)
+  setting = Setting(mock.MagicMock(), local, None, Hyperparameters(), None)
+  build = mock.MagicMock()
+  monkeypatch.setattr(building, 'builder', lambda name: build)
+  algorithms.ALGORITHMS[name].measure(None, setting, {})
+  assert build.call_args.kwargs['split'].support.name.startswith(
+    'fraction(0.1)'
+  )
+
+
 def test_a_flag_may_say_what_is_usual():
   config = command_line.parse(['--set=mixture=0.5', '--algorithm=fed_avg'])
   assert config == Config(algorithm='fed_avg')
