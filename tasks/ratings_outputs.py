@@ -120,7 +120,7 @@ def best(
   """
   ratings = task.ratings
   scores = predictor.predict(user, np.arange(ratings.num_items, dtype=np.int32))
-  scores = np.clip(movielens_models.ratings_of(scores), *ratings.scale)
+  scores = movielens_models.ratings_of(scores)
   rated = task.rated_by(user)['item_id'].to_numpy()
   unrated = np.setdiff1d(np.arange(ratings.num_items), rated)
   best = unrated[np.argsort(-scores[unrated], kind='stable')][:number]
@@ -129,7 +129,7 @@ def best(
       spreadsheets.escaped(user),
       rank,
       spreadsheets.escaped(ratings.item_titles[item]),
-      f'{scores[item]:.4f}',
+      f'{np.clip(scores[item], *ratings.scale):.4f}',
     )
 
 

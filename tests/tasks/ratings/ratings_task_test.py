@@ -1,5 +1,6 @@
 """Ratings of one's own: read strictly, divided, trained, recommended."""
 
+from collections.abc import Sequence
 import csv
 import json
 import logging
@@ -305,20 +306,31 @@ def test_a_users_ratings_stand_in_the_order_of_time(task):
   assert names == [subset.name for subset in splits.halves()]
 
 
+def _best(user: str, titles: Sequence[str], scores: Sequence[float]):
+  """The rows of a user who has rated the first item."""
+  ratings = types.SimpleNamespace(
+    num_items=len(titles), item_titles=titles, scale=(1.0, 5.0)
+  )
+  task = types.SimpleNamespace(
+    ratings=ratings, rated_by=lambda user: pd.DataFrame({'item_id': [0]})
+  )
+  predictor = types.SimpleNamespace(predict=lambda *_: np.array(scores))
+  return list(outputs.best(task, predictor, user, 5))
+
+
 def test_a_title_is_no_formula():
   title = '=HYPERLINK("http://example.org","a film")'
-  task = types.SimpleNamespace(
-    ratings=types.SimpleNamespace(
-      num_items=2, item_titles=('Heat', title), scale=(1.0, 5.0)
-    ),
-    rated_by=lambda user: pd.DataFrame({'item_id': [0]}),
-  )
-  predictor = types.SimpleNamespace(
-    predict=lambda user, items: np.full(len(items), 3.0)
-  )
-  (row,) = outputs.best(task, predictor, '+ann', 5)
+  (row,) = _best('+ann', ('Heat', title), [3.0, 3.0])
   # A spreadsheet shows the texts, and opens no address.
   assert row == ("'+ann", 1, f"'{title}", '3.0000')
+
+
+def test_items_beyond_the_scale_are_ranked_before_they_are_clipped():
+  rows = _best('ann', ('Heat', 'Jaws', 'Alien'), [9.0, 5.1, 5.4])
+  assert [(row.item, row.score) for row in rows] == [
+    ('Alien', '5.0000'),
+    ('Jaws', '5.0000'),
+  ]
 
 
 def test_ratings_on_any_scale_are_learned_alike():
