@@ -28,7 +28,8 @@ _NUMBERS = {
   EXACT: ('ridge',),
 }
 _OPTIMIZERS = sorted(set(_NUMBERS) - {EXACT})
-_LARGEST = {'momentum': 1.0, 'beta_2': 1.0}
+# With a beta_2 of 1, the corrected second moment is 0/0, and no step is taken.
+_LARGEST = {'momentum': (1.0, ' to 1'), 'beta_2': (1.0 - 2**-24, ' to below 1')}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +76,12 @@ class Optimizer(Options):
           f'{flag}={self.kind}:{name}: {self.kind} has no {name}. Leave it '
           f'out, or choose {", ".join(others)}.'
         )
-      largest = _LARGEST.get(name, math.inf)
+      largest, in_words = _LARGEST.get(name, (math.inf, ''))
       is_least = number > 0 if name == 'ridge' else number >= 0
       if not (is_least and number <= largest and math.isfinite(number)):
         raise OptionError(
           f'{flag}={self.kind}:{name}={number:g}: give a number '
-          f'{"above" if name == "ridge" else "from"} 0'
-          f'{" to 1" if largest == 1.0 else ""}.'
+          f'{"above" if name == "ridge" else "from"} 0{in_words}.'
         )
 
   @property

@@ -176,6 +176,10 @@ def test_numbers_of_other_kinds_become_pythons():
       '--update_optimizer=sgd:momentum=much: give numbers',
     ),
     (
+      lambda: Optimizer('server', 'all', optimizer='adam:beta_2=1'),
+      '--server_optimizer=adam:beta_2=1: give a number from 0 to below 1.',
+    ),
+    (
       lambda: parse(['--nolearned_default']),
       '--learned_default: give --set=learned_default=',
     ),
