@@ -192,3 +192,32 @@ def test_a_masked_output_beside_another_is_refused() -> None:
       loss_weights=None,
       metrics=(),
     )
+  ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=0)
+  with pytest.raises(ModelError, match="loss of 'genre' has a mask"):
+    _model(loss={**_LOSSES, 'genre': ignoring})
+
+
+def test_a_loss_of_an_example_is_the_same_however_it_is_weighted() -> None:
+  labels = {name: tf.constant(label) for name, label in _Y.items()}
+  predictions = {
+    'rating': tf.zeros([_COUNT, 2]),
+    'genre': tf.fill([_COUNT, 3], 1 / 3),
+  }
+  one, by_output = (
+    _model(weights=tf.TensorSpec(shape)).loss(
+      labels,
+      predictions,
+      tf.fill([_COUNT, *shape], 0.5),
+      tf.range(_COUNT) < 9,
+    )
+    for shape in ([], [2])
+  )
+  np.testing.assert_allclose(by_output.of_examples, one.of_examples, rtol=1e-6)
+  assert by_output.num_elements.numpy() == one.num_elements.numpy() == 9
+  np.testing.assert_allclose(by_output.objective, one.objective, rtol=1e-6)
+
+
+def test_labels_have_the_order_of_the_weights_of_outputs() -> None:
+  specs = {name: tf.TensorSpec(_Y[name].shape[1:]) for name in sorted(_LOSSES)}
+  model = _model(labels=specs, weights=tf.TensorSpec([2]))
+  assert list(model.example_spec['y']) == list(_LOSSES)

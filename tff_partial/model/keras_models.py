@@ -100,7 +100,7 @@ def from_keras(
     loss=loss,
     class_weight=class_weight,
     metrics=metrics,
-    labels=labels or assumed_labels(spec.outputs, loss),
+    labels=assumed_labels(spec.outputs, loss, labels),
     weights=weights,
     initial_values=first,
     seed=seed,

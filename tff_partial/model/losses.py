@@ -15,10 +15,14 @@ from tff_partial.model.keras_variables import ModelError
 LossFn = Callable[[Any, Any], tf.Tensor]
 
 
-def assumed_labels(outputs: Any, loss: LossFn | tf.keras.losses.Loss) -> Any:
+def assumed_labels(
+  outputs: Any, loss: LossFn | tf.keras.losses.Loss, given: Any = None
+) -> Any:
   """Return the spec of a label that fits the predictions and the loss."""
   if hasattr(loss, 'labels'):
-    return loss.labels(outputs)
+    return loss.labels(outputs, given)
+  if given is not None:
+    return given
   if not isinstance(outputs, tf.TensorSpec):
     raise ModelError(
       'The model has several outputs. Give each a loss, `loss={name: ...}`; or '
@@ -285,6 +289,8 @@ def value_of(
     weight *= class_weights.of(of_labels, rank)
   # Padding repeats a real example, so its loss is finite if the example's is.
   losses = losses * weight * real
+  if getattr(of, 'has_weights', False):  # Their mean is the sum over outputs.
+    losses, real = tf.reduce_mean(losses, 1), real[:, 0]
   total = tf.reduce_sum(losses)
   num_elements = tf.reduce_sum(real)
   if is_summed(of):

@@ -120,11 +120,12 @@ class LossOfOutputs:
     )
     return f'{{{", ".join(said)}}}'
 
-  def labels(self, outputs: Any) -> Any:
+  def labels(self, outputs: Any, given: Any = None) -> Any:
     """Return the specs of labels that fit predictions.
 
     Args:
       outputs: Specs of the predictions.
+      given: Specs of labels, which are put in the order of weights; or None.
 
     Raises:
       ModelError: If the model has other outputs.
@@ -137,7 +138,10 @@ class LossOfOutputs:
         'return a mapping to name them, '
         "`tf.keras.Model(inputs, {'name': output})`."
       )
-    return self._packed(
+    if isinstance(given, Mapping) and self._is_named:
+      names = dict.fromkeys([*self.losses, *given])
+      return {o: given[o] for o in names if o in given}
+    return given or self._packed(
       {o: losses.assumed_labels(known[o], f) for o, f in self.losses.items()}
     )
 
@@ -159,16 +163,16 @@ class LossOfOutputs:
     found = by_output(predictions)
     columns = []
     for output, label in self.of(labels).items():
-      if mask_of(found[output]) is not None:
-        raise ModelError(
-          f'Output {output!r} has a mask, and so means over other steps than '
-          'the other outputs. Pass one loss function over all outputs.'
-        )
       loss = self.losses[output]
       label, prediction = losses.aligned(label, found[output], False)
-      values = tf.cast(
-        getattr(loss, 'call', loss)(label, prediction), tf.float32
-      )
+      values = getattr(loss, 'call', loss)(label, prediction)
+      for what, tensor in (('Output', found[output]), ('The loss of', values)):
+        if mask_of(tensor) is not None:  # Such as of `ignore_class`.
+          raise ModelError(
+            f'{what} {output!r} has a mask, and so means over other steps than '
+            'the other outputs. Pass one loss function over all outputs.'
+          )
+      values = tf.cast(values, tf.float32)
       if values.shape.rank == 0:
         raise ModelError(
           f'The loss of output {output!r} must return one loss per example, it '
