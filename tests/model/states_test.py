@@ -357,6 +357,51 @@ def test_a_state_is_said_once_for_each(state: Any, message: str) -> None:
     _model(state=state)
 
 
+class _Scales(keras.layers.Layer):
+  """Divides by the root of a mean square, which has no moving mean."""
+
+  def __init__(self, dtype_of_state: str):
+    super().__init__(name='scales')
+    self._dtype_of_state = dtype_of_state
+
+  def build(self, shape: Any) -> None:
+    self.square = self.add_weight(
+      'moving_variance',
+      shape[-1:],
+      self._dtype_of_state,
+      'ones',
+      trainable=False,
+    )
+
+  def call(self, x: Any, training: bool = False) -> Any:
+    if training:
+      mean = tf.reduce_mean(tf.square(x), 0)
+      self.square.assign(tf.cast(mean, self.square.dtype))
+    return x / tf.sqrt(tf.cast(self.square, x.dtype))
+
+
+def _scaled(dtype_of_state: str) -> Any:
+  head = keras.layers.Dense(1, kernel_initializer=_drawn(2), name='head')
+  return keras.Sequential([keras.Input([3]), _Scales(dtype_of_state), head])
+
+
+def test_a_variance_without_a_mean_is_averaged() -> None:
+  process = algorithms.build_fed_avg(_model(lambda: _scaled('float32')))
+  clients = {'a': _fields(4), 'b': _fields(4)}
+  found, _ = _round(process, clients)
+  squares = [np.square(fields['x']).mean(0) for fields in clients.values()]
+  np.testing.assert_allclose(
+    found['scales/moving_variance'], np.mean(squares, 0), rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize('state', ['averaged', 'local'])
+def test_a_state_of_integers_is_refused(state: str) -> None:
+  with pytest.raises(ModelError, match="moving_variance', .* is of int64"):
+    _model(lambda: _scaled('int64'), state=state)
+  _model(lambda: _scaled('int64'), state='frozen')
+
+
 def test_a_model_without_states_has_no_treatment() -> None:
   with pytest.raises(ModelError, match='no layer changes a variable'):
     _model(planted.build_slope, state='averaged', local='own')

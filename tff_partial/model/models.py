@@ -25,14 +25,12 @@ from tff_partial.model import losses
 from tff_partial.model import open_lengths
 from tff_partial.model import preprocessing
 from tff_partial.model import seeded_draws
+from tff_partial.model import states
 from tff_partial.model import traced_checks
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import classes
 from tff_partial.model.losses import LossFn
 from tff_partial.model.losses import LossValue
-
-# Keras's names of the two moving averages of batch normalization.
-_MEAN, _VARIANCE = 'moving_mean', 'moving_variance'
 
 
 class PartialModel:
@@ -119,9 +117,7 @@ class PartialModel:
     self.variables = functions.spec.variables
     self.tier_of = dict(tier_of)
     self.state = frozenset(v.name for v in self.variables if v.is_state)
-    self.variances = {
-      n: n.replace(_VARIANCE, _MEAN) for n in self.state if _VARIANCE in n
-    }
+    self.variances = states.variances(self.state, tier_of)
     self.given_values = dict(given_values)
     sized = [v for v in self.variables if v.is_client_sized]
     self.client_tables = client_tables.ClientTables(

@@ -13,7 +13,7 @@ evaluation reads. No gradient moves them; a client's training does, as Keras's
                 by them in training, too, like a layer with `trainable=False`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 from tff_partial import tiers
@@ -25,6 +25,8 @@ from tff_partial.model.keras_variables import ModelError
 
 AVERAGED, LOCAL, FROZEN = 'averaged', 'local', 'frozen'
 TREATMENTS = (AVERAGED, LOCAL, FROZEN)
+# Keras's names of the two moving averages of batch normalization.
+_MEAN, _VARIANCE = 'moving_mean', 'moving_variance'
 
 # One treatment for all, or each treatment with what selects its variables.
 State: TypeAlias = str | Mapping[str, selectors.Selectors] | None
@@ -59,6 +61,11 @@ def treat(
   variables, found = [], dict(tier_of)
   for variable in functions.spec.variables:
     treatment = chosen.get(variable.name)
+    if treatment in (AVERAGED, LOCAL) and not variable.dtype.is_floating:
+      raise ModelError(
+        f'state: {variable.name!r}, which a layer changes, is of '
+        f"{variable.dtype.name}. Make it of float32, or keep it 'frozen'."
+      )
     if treatment is not None:
       variable = variable._replace(
         state=treatment, trainable=treatment != FROZEN
@@ -69,6 +76,25 @@ def treat(
       found[variable.name] = tiers.GLOBAL
     variables.append(variable)
   return functions.with_variables(variables), found
+
+
+def variances(
+  names: Collection[str], tier_of: Mapping[str, str]
+) -> dict[str, str]:
+  """Return the name of each moving variance to that of its moving mean.
+
+  A variance without a mean in the same tier is averaged like other states.
+
+  Args:
+    names: The states.
+    tier_of: Variable name to tier.
+  """
+  means = {n: n.replace(_VARIANCE, _MEAN) for n in names if _VARIANCE in n}
+  return {
+    variance: mean
+    for variance, mean in means.items()
+    if mean in names and tier_of[variance] == tier_of[mean]
+  }
 
 
 def _chosen(
