@@ -121,6 +121,12 @@ def test_groups_need_variables_and_a_number(options):
       'local=Dense is a class. Name the layers, or pass a predicate',
     ),
     (
+      _three,
+      {'local': layers.Dense(3, name='dense_7')},
+      "got its name 'dense_7' by counting all layers of this program, .*Name "
+      'it there',
+    ),
+    (
       kinds.frozen,
       {'local': 'body'},
       r"local='body' matches only variables that are not trainable: "

@@ -105,6 +105,13 @@ def _matched(
       f'{what}={selector.__name__} is a class. Name the layers, or pass a '
       'predicate over variables.'
     )
+  if isinstance(selector, tf.keras.layers.Layer) and _is_counted(selector):
+    raise ModelError(
+      f'{what}: the layer that is given got its name {selector.name!r} by '
+      'counting all layers of this program, and in the callable they are '
+      "counted again. Name it there, `Dense(..., name='own')`, and pass its "
+      'name.'
+    )
   layers = set(spec.layers)
   try:
     matched = [v for v in spec.variables if _selects(selector, v, layers)]
@@ -119,6 +126,13 @@ def _matched(
       f'{[v.name for v in spec.variables]}.{_if_parts(spec, selector)}'
     )
   return matched
+
+
+def _is_counted(layer: tf.keras.layers.Layer) -> bool:
+  """Return True if a layer's name is its class and a number, as Keras makes."""
+  kind = type(layer).__name__.replace('_', '').lower()
+  named, _, number = layer.name.rpartition('_')
+  return number.isdigit() and named.replace('_', '').endswith(kind)
 
 
 def _if_parts(spec: keras_analysis.KerasSpec, selector: Selector) -> str:
