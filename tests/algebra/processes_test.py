@@ -495,6 +495,10 @@ def _without_global() -> models.PartialModel:
       'No phase of the round is measured, so that no client would have',
     ),
     (
+      {'work': [Phase(on=splits.by_mark('is query').query, measured=True)]},
+      "The field of examples 'is query': TFF reads names of English letters",
+    ),
+    (
       {'aggregation': Aggregation(aggregator=_PRIVATE), 'statistics': _SCALED},
       "The statistic 'weight': clients would send it exactly, .* Leave it out, "
       'join it WITH_UPDATE',

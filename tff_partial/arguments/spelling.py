@@ -36,6 +36,18 @@ def check_kind(
     raise error(f'{name}: expected {expected}, found a {type(value).__name__}.')
 
 
+def check_names(
+  what: str, names: Iterable[str], error: type[Exception]
+) -> None:
+  """Raise `error` for a name that TFF's computations cannot have."""
+  for name in names:
+    if not re.fullmatch(r'[\w.\\/>-]*', name, re.ASCII):
+      raise error(
+        f'{what} {name!r}: TFF reads names of English letters, digits, and _ '
+        'or - alone. Choose another.'
+      )
+
+
 def check_patterns(
   where: str, patterns: Iterable[str], names: Collection[str]
 ) -> None:

@@ -6,6 +6,7 @@ Training and evaluation run the same work; only the use of its result differs.
 import collections
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import re
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tff_partial import errors
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.arguments import spelling
 from tff_partial.client import optimizer_slots
 from tff_partial.client import work as work_lib
 from tff_partial.data import examples
@@ -136,6 +138,8 @@ def example_spec_of(
   parts = [phase.on for phase in phases.all_phases(work)]
   parts += [p.on for p in work if not isinstance(p, phases.Interleaved)]
   spec.update(splits.example_fields(*parts))
+  paths = [re.sub(r'\[\d+\]', '', path) for path, _ in examples.leaves(spec)]
+  spelling.check_names('The field of examples', paths, CompositionError)
   return spec
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.arguments import spelling
 from tff_partial.model import keras_3
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_variables
@@ -103,6 +104,7 @@ class PureMetrics:
         f'Metrics need distinct names other than {taken}, found '
         f'{list(self.names)}. Pass `name=` to the metrics.'
       )
+    spelling.check_names('The metric', self.names, ModelError)
     self._initial = collections.OrderedDict(
       (metric.name, self._first_state(metric, output))
       for metric, output in zip(built, self._outputs, strict=True)
