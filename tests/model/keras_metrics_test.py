@@ -254,6 +254,10 @@ def test_a_metric_that_was_used_is_given_as_new():
     pure.finalizers()['used'](state['used']), 1.0, rtol=1e-5
   )
   assert used.result().numpy() == 4.0
+  alone = keras_metrics.PureMetrics(
+    used, _spec(_NUMBERS), _spec(_NUMBERS), tf.TensorSpec([], tf.float32)
+  )
+  assert alone.build()[0] is not used
 
 
 def test_states_of_clients_add_up():

@@ -216,6 +216,13 @@ class _Configured(tf.keras.metrics.Sum):
     self.distance = distance
 
 
+class _Defaulted(_Configured):
+  """Does not say either, but can be made without."""
+
+  def __init__(self, distance=1.0, name='defaulted', dtype=None):
+    super().__init__(distance, name, dtype)
+
+
 class _Starts(tf.keras.metrics.Metric):
   def __init__(self):
     super().__init__(name='starts')
@@ -291,6 +298,19 @@ class _AssignsInside(tf.keras.metrics.Sum):
       {'metrics': [_Configured(0.5)]},
       r"Metric 'configured' \(_Configured\) cannot be copied from its "
       r'configuration: .*metrics=lambda: \[...\]',
+    ),
+    (
+      {'metrics': [_Defaulted(0.5)]},
+      r"Metric 'defaulted' .* configuration: Its 'distance' is not in",
+    ),
+    (
+      {'metrics': [lambda labels, predictions: tf.reduce_mean(predictions)]},
+      "Metric 'lambda' must return one number per example, it returned a "
+      'scalar',
+    ),
+    (
+      {'metrics': tf.keras.metrics.MeanAbsoluteError('recall@5')},
+      "metric 'recall@5': TFF reads names of English letters",
     ),
     ({'loss': 'kindness'}, "Keras has no loss 'kindness'. Pass one of its"),
     ({'loss': None}, 'loss=None is no loss. Pass a Keras loss or its name'),

@@ -38,6 +38,8 @@ LOSS = 'loss'
 # Losses that layers add for their weights, if any.
 REGULARIZATION = 'regularization'
 COUNTS = ('num_examples', 'num_clients', 'num_not_finite')
+# Types of a metric's settings.
+_PLAIN = (bool, int, float, str, np.generic, np.ndarray)
 # Keras's metrics that compare predictions with thresholds.
 _THRESHOLDED = (
   tf.keras.metrics.AUC,
@@ -60,13 +62,25 @@ def _is_class(given: Any) -> bool:
 def _copy(metric: tf.keras.metrics.Metric) -> tf.keras.metrics.Metric:
   """Copy a metric without the state of its measurements."""
   try:
-    return type(metric).from_config(metric.get_config())
+    copied = type(metric).from_config(metric.get_config())
+    if not losses.is_of_keras(metric):
+      _check_settings(metric, copied)
+    return copied
   except Exception as error:
     raise ModelError(
       f'Metric {metric.name!r} ({type(metric).__name__}) cannot be copied from '
       f'its configuration: {tracing.reason(error)} Pass a callable that makes '
       'the metrics: `metrics=lambda: [...]`.'
     ) from error
+
+
+def _check_settings(given: Any, copied: Any) -> None:
+  """Raise an error if a setting of a metric is not in its configuration."""
+  for name in sorted(set(vars(given)) - set(vars(tf.keras.metrics.Mean()))):
+    values = [tf.nest.flatten(getattr(m, name, None)) for m in (given, copied)]
+    if all(isinstance(value, _PLAIN) for value in values[0]):
+      if list(map(repr, values[0])) != list(map(repr, values[1])):
+        raise ValueError(f'Its {name!r} is not in `get_config`.')
 
 
 class PureMetrics:
@@ -144,9 +158,10 @@ class PureMetrics:
     if _is_class(given):
       return given()
     if isinstance(given, tf.keras.metrics.Metric):
-      return given if callable(self._given) else _copy(given)
+      is_made = callable(self._given) and self._given is not given
+      return given if is_made else _copy(given)
     if callable(given):
-      name = getattr(given, '__name__', type(given).__name__)
+      name = getattr(given, '__name__', type(given).__name__).strip('<>')
       return tf.keras.metrics.MeanMetricWrapper(given, name=name)
     raise ModelError(
       f'{given!r} is no metric. Pass Keras metrics, their names, or functions '
@@ -179,6 +194,7 @@ class PureMetrics:
   ) -> list[np.ndarray]:
     """Return a metric's initial state; refuse one that is no sum."""
     with tf.init_scope():
+      self._refuse_scalar(metric, output)
       self._measure_alike(metric, output)
       state = [variable.numpy() for variable in metric.variables]
       # Zeros are no real example, so their measurement may be NaN.
@@ -197,6 +213,23 @@ class PureMetrics:
           'clients. Keep sums in it, such as a total and a count.'
         )
     return zeros
+
+  def _refuse_scalar(
+    self, metric: tf.keras.metrics.Metric, output: Any
+  ) -> None:
+    """Refuse a function that returns one number for a whole batch."""
+    if not isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
+      return
+    specs = outputs.part_of(output, *self._specs[:2])
+    labels, predictions = (
+      tf.cast(tracing.one_example(spec), metric.dtype) for spec in specs
+    )
+    labels, predictions = losses.aligned(labels, predictions, False)
+    if not tf.rank(metric._fn(labels, predictions, **metric._fn_kwargs)):
+      raise ModelError(
+        f'Metric {metric.name!r} must return one number per example, it '
+        'returned a scalar. Leave the averaging to the metric.'
+      )
 
   def _sums(
     self,
