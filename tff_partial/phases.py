@@ -92,8 +92,8 @@ class Phase:
     variable_filter: A regular expression over whole variable names: others are
       not trained.
     terms: Losses to add to the model's own.
-    loss: A loss that replaces the model's own, of the same labels and
-      predictions.
+    loss: A loss, or its name, that replaces the model's own, of the same labels
+      and predictions.
     use_model_loss: False to train only on terms, not on the loss.
     weights_fn: The weights that the model reads, as a function of those that
       the client holds. The default is `tiers.personal_copy` for phases that

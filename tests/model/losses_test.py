@@ -138,6 +138,13 @@ def test_a_loss_by_hand(reduction, objective):
   assert value.num_elements.numpy() == 2.0
 
 
+def test_the_loss_of_a_phase_is_checked_and_may_be_named():
+  model = keras_models.from_keras(kinds.one, loss=_MSE, local='a')
+  assert _loss_of(model, of='mae').objective.numpy() == 1.0
+  with pytest.raises(models.ModelError, match='is a class; pass an instance'):
+    model.check_loss(tf.keras.losses.MeanAbsoluteError)
+
+
 def test_regularization_is_added_once_whatever_the_batch():
   model = keras_models.from_keras(kinds.one, loss=_MSE, local='a')
   terms = [tf.constant(0.25), tf.constant([0.5, 0.5], tf.float64)]

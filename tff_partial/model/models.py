@@ -337,7 +337,7 @@ class PartialModel:
       of: Another loss instead of the model's own.
     """
     return losses.value_of(
-      of or self.loss_function,
+      losses.as_loss(of or self.loss_function),
       labels,
       predictions,
       weight,
