@@ -1,13 +1,16 @@
 """Which variables are local, and which are those of sub-populations."""
 
 import re
+import types
 
 import pytest
 import tensorflow as tf
 
 from tests.support import kinds
 from tff_partial import tiers
+from tff_partial.model import keras_3
 from tff_partial.model import keras_models
+from tff_partial.model import selectors
 from tff_partial.model.keras_variables import ModelError
 
 layers = tf.keras.layers
@@ -54,6 +57,20 @@ def test_the_local_part_is_named_in_many_ways(selector, names):
   assert {v.name for v in model.trainable(tiers.GLOBAL)} == {
     v.name for v in model.variables
   } - names
+
+
+def test_a_layer_of_keras_3_stands_for_its_name(monkeypatch):
+  class Layer:
+    name = 'b'
+
+    def __call__(self, variable):
+      raise ValueError('Only input tensors may be passed.')
+
+  keras = types.SimpleNamespace(layers=types.SimpleNamespace(Layer=Layer))
+  spec = keras_models.from_keras(_three, loss=_MSE).spec
+  monkeypatch.setattr(keras_3, 'module', lambda: keras)
+  tier_of = selectors.assign_tiers(spec, {tiers.LOCAL: Layer()})
+  assert {n for n, t in tier_of.items() if t == tiers.LOCAL} == _OF_B
 
 
 @pytest.mark.slow

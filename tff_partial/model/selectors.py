@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import re
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import tensorflow as tf
 
 from tff_partial import tiers as tiers_lib
 from tff_partial.model import client_tables
+from tff_partial.model import keras_3
 from tff_partial.model import keras_analysis
 from tff_partial.model.keras_variables import ModelError
 
@@ -29,7 +30,7 @@ def _names_variable(
   selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
 ) -> bool:
   """Return true if a selector matches a variable itself, not its layers."""
-  if isinstance(selector, tf.keras.layers.Layer):
+  if _is_layer(selector):
     return False
   if callable(selector):
     return bool(selector(variable))
@@ -44,7 +45,7 @@ def _names_owner(
   selector: Selector, owner: Sequence[str], layers: set[str]
 ) -> bool:
   """Return true if a selector matches a layer or one around it."""
-  if isinstance(selector, tf.keras.layers.Layer):
+  if _is_layer(selector):
     return selector.name in owner
   if isinstance(selector, str) and selector in layers:
     return selector in owner
@@ -105,7 +106,7 @@ def _matched(
       f'{what}={selector.__name__} is a class. Name the layers, or pass a '
       'predicate over variables.'
     )
-  if isinstance(selector, tf.keras.layers.Layer) and _is_counted(selector):
+  if _is_layer(selector) and _is_counted(selector):
     raise ModelError(
       f'{what}: the layer that is given got its name {selector.name!r} by '
       'counting all layers of this program, and in the callable they are '
@@ -128,7 +129,14 @@ def _matched(
   return matched
 
 
-def _is_counted(layer: tf.keras.layers.Layer) -> bool:
+def _is_layer(selector: Any) -> TypeGuard[tf.keras.layers.Layer]:
+  """Return True for a layer of Keras 2 or 3."""
+  keras = keras_3.module()
+  kinds = [tf.keras.layers.Layer] + ([keras.layers.Layer] if keras else [])
+  return isinstance(selector, tuple(kinds))
+
+
+def _is_counted(layer: Any) -> bool:
   """Return True if a layer's name is its class and a number, as Keras makes."""
   kind = type(layer).__name__.replace('_', '').lower()
   named, _, number = layer.name.rpartition('_')
