@@ -240,6 +240,12 @@ def test_parts_by_label_are_as_large_as_others(fractions):
       '`is_test` says already which',
     ),
     (
+      lambda: partitions.split_examples(
+        {'a': np.arange(9)}, (0.5, 0.5), np.arange(9) % 2
+      ),
+      'expected True or False in `is_test`, found values of type int64',
+    ),
+    (
       lambda: partitions.split_clients(
         dict.fromkeys('abc', _LABELS), (0.9, 0.1)
       ),

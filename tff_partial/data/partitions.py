@@ -238,8 +238,8 @@ def split_examples(
     For each part the examples of every client.
 
   Raises:
-    ClientDataError: If the fractions are not valid shares, or both `is_test`
-      and `labels` are given.
+    ClientDataError: If the fractions are not valid shares, `is_test` is not of
+      truth values, or both `is_test` and `labels` are given.
   """
   shares = _checked_fractions(fractions)
   if labels is not None:
@@ -250,6 +250,12 @@ def split_examples(
       )
     labels = _checked_labels(labels)
   if is_test is not None:
+    is_test = np.asarray(is_test)
+    if is_test.dtype != bool:
+      raise ClientDataError(
+        'split_examples: expected True or False in `is_test`, found values of '
+        f'type {is_test.dtype}, which would be places. Give `is_test == 1`.'
+      )
     shares = shares[:-1] / shares[:-1].sum()
   ends = np.cumsum(shares)[:-1]
   parts: list[Partition] = [{} for _ in fractions]
