@@ -208,6 +208,15 @@ def test_first_examples_that_make_no_sense_are_refused(places):
     splits.first(*places)
 
 
+def test_sizes_are_whole_numbers_of_python_or_numpy():
+  for number in (2, np.int64(2)):
+    support, query = splits.first(number, number + 1)
+    assert _choose(support, 5) == [0, 1] and _choose(query, 5) == [3, 4]
+  for build in (splits.first, splits.alternating):
+    with pytest.raises(ClientDataError, match='a whole number, found 2.5'):
+      build(2.5)
+
+
 def test_a_batch_of_nothing_is_refused():
   with pytest.raises(ClientDataError, match='must be positive, found 0'):
     splits.alternating(0)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_partial import random_bits
+from tff_partial.arguments import checked_numbers
 from tff_partial.data.examples import ClientDataError
 
 # The field that marks query examples; see `by_mark`.
@@ -177,6 +178,13 @@ def halves() -> Split:
   return fraction(0.5)
 
 
+def _check_whole(**numbers: int) -> None:
+  """Refuse what is no whole number, before TensorFlow does."""
+  for name, number in numbers.items():
+    if wrong := checked_numbers.why_not_whole(number):
+      raise ClientDataError(f'{name}: {wrong}.')
+
+
 def first(size: int, query_from: int | None = None) -> Split:
   """Use the first examples as support set, later ones as query.
 
@@ -187,9 +195,12 @@ def first(size: int, query_from: int | None = None) -> Split:
       no more examples has an empty query set.
 
   Raises:
-    ClientDataError: If the size is negative, or the parts would overlap.
+    ClientDataError: If the size is negative or no whole number, or the parts
+      would overlap.
   """
   start = size if query_from is None else query_from
+  _check_whole(size=size, query_from=start)
+  size, start = int(size), int(start)  # NumPy's have a type of their own.
   if not 0 <= size <= start:
     raise ClientDataError(
       f'first({size}, query_from={start}): the support set must have no '
@@ -236,8 +247,9 @@ def alternating(batch_size: int) -> Split:
     batch_size: The phases' batch size, so that batches stay together.
 
   Raises:
-    ClientDataError: If the batch size is not positive.
+    ClientDataError: If the batch size is not positive, or no whole number.
   """
+  _check_whole(batch_size=batch_size)
   if batch_size < 1:
     raise ClientDataError(
       f'The batch size must be positive, found {batch_size}.'
