@@ -226,6 +226,18 @@ def test_what_is_written_is_read(store, runtime):
   )
 
 
+def test_clients_may_be_named_by_numbers(store):
+  """Those of NumPy, as `unique` gives them, are the same as Python's."""
+  ids = [np.int64(7), np.int64(8)]
+  written = take_part(store.read(ids))
+  store.write(ids, written)
+  store.save(1)
+  for client in (7, np.int64(7), '7'):
+    assert store.client(client) is not None, client
+  assert store.client(9) is None
+  assert store.delete(7) and store.client(np.int64(7)) is None
+
+
 def test_every_bit_is_kept(store):
   odd = np.array([np.nan, -np.inf, -0.0, 1e-45, 3.4e38], np.float32)
   odd[0] = np.array([0x7FC12345], np.uint32).view(np.float32)[0]

@@ -210,7 +210,7 @@ class Versions:
     """Return the rounds of one client's versions, ascending."""
     query = 'SELECT round FROM states WHERE client = ? ORDER BY round'
     with self._explained('read'):
-      return [number for (number,) in self._run(query, client_id)]
+      return [number for (number,) in self._run(query, str(client_id))]
 
   def read(
     self, client_ids: Iterable[str], round_number: int | None = None
@@ -218,7 +218,7 @@ class Versions:
     """Return client states after a round; None for new clients.
 
     Args:
-      client_ids: The clients.
+      client_ids: The clients; a number, of NumPy or not, is kept as its text.
       round_number: The round after which to read; the last one if None.
 
     Raises:
@@ -235,7 +235,7 @@ class Versions:
     with self._explained('read'), self._transaction('BEGIN'):
       execute = self._connected.execute
       for client in client_ids:
-        found = execute(query, (client, last)).fetchone()
+        found = execute(query, (str(client), last)).fetchone()
         if found is None:
           states.append(None)
           continue
@@ -278,8 +278,8 @@ class Versions:
 
       def rows() -> Iterator[tuple[str, int, bytes, int]]:
         for client, state in states:
-          clients.append(client)
-          yield client, round_number, state, _checksum(state)
+          clients.append(str(client))
+          yield clients[-1], round_number, state, _checksum(state)
 
       self._connected.executemany(
         'INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)', rows()
@@ -321,7 +321,7 @@ class Versions:
     """Delete all versions of one client; return their number."""
     with self._explained('written'), self._writing():
       query = 'DELETE FROM states WHERE client = ?'
-      deleted = self._connected.execute(query, (client_id,)).rowcount
+      deleted = self._connected.execute(query, (str(client_id),)).rowcount
       if deleted:
         self._note(deletions=self._notes().get('deletions', 0) + 1)
     return deleted
