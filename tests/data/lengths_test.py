@@ -125,6 +125,21 @@ def test_data_frames_and_readers_have_sequences() -> None:
   assert np.shape(_held(reader)[0][0]) == (4, 8)
 
 
+def test_query_sequences_may_be_of_another_length() -> None:
+  spec = _fixed(is_query=tf.TensorSpec([], tf.int32))
+  query = {'ann': ([[8] * 7], [[1] * 7]), 'cid': ([[9]], [[1]])}
+  found = tff_partial.pack(_given(), spec, query=query, lengths=[7])
+  ann, _, cid = _held(found)
+  assert ann[0] == [[1, 2, 3, *[0] * 4], [4, *[0] * 6], [8] * 7]
+  assert cid[0][:2] == [[7, *[0] * 6], [9, *[0] * 6]]
+
+
+def test_a_data_set_without_sequences_is_a_client_without_examples() -> None:
+  given = {**_given(), 'dot': _batches('ann', False).take(0)}
+  found = tff_partial.pack(given, _OPEN, min_examples=1)
+  assert list(found.client_ids) == list(_X) and found.num_filtered == 1
+
+
 def _fixed(**fields: Any) -> examples.ExampleSpec:
   return examples.ExampleSpec({**_OPEN, **fields})
 

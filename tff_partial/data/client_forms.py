@@ -109,7 +109,9 @@ def joined(
   """
   if not read:
     return examples.map_fields(
-      lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
+      lambda spec: np.zeros(
+        [0, *(size or 1 for size in spec.shape)], spec.dtype.as_numpy_dtype
+      ),
       example_spec,
     )
 

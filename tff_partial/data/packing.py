@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_partial.arguments import spelling
 from tff_partial.data import client_forms
 from tff_partial.data import examples
+from tff_partial.data import lengths as lengths_lib
 from tff_partial.data import populations
 from tff_partial.data import splits
 from tff_partial.data import table_rows
@@ -132,7 +133,9 @@ def _marked(
         fields[splits.MARK] = np.full(len(fields['weight']), mark, np.int32)
         parts.append(fields)
     marked[client] = examples.map_fields(
-      lambda *arrays: np.concatenate(arrays), *parts
+      lambda spec, *arrays: lengths_lib.joined(spec, arrays),
+      example_spec,
+      *parts,
     )
   return marked
 
