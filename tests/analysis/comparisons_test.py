@@ -1,5 +1,6 @@
 """Comparisons of methods over seeds: what a reader can redo by hand."""
 
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -111,6 +112,13 @@ def test_curves_are_of_what_was_recorded() -> None:
     _invented().draw('price')
 
 
+_DRAW = np.random.default_rng(0)
+_DATA = {
+  f'c{k}': {'x': _DRAW.normal(size=[10, 2]), 'y': _DRAW.normal(size=[10, 1])}
+  for k in range(4)
+}
+
+
 def _method(build, measure):
   def of_seed(seed):
     model = tff_partial.from_keras(
@@ -181,6 +189,54 @@ def test_bytes_that_are_not_all_counted_are_not_shown(monkeypatch) -> None:
   result = mock.MagicMock(history=[{'seconds_round': 1.0}])
   costs = comparisons._costs(result, None)
   assert costs['download_bytes'] == 8 and np.isnan(costs['upload_bytes'])
+
+
+def _one_method(**settings) -> tuple[Comparison, Any, Any]:
+  """One run of seed 1, with its process and its evaluation."""
+  made = []
+  tune = Phase(optimizer=sgd(0.1), batch_size=1, shuffle=True)
+
+  def method(seed):
+    build = _method(
+      algorithms.build_fed_avg,
+      lambda model: algorithms.build_fine_tuning_eval(
+        model, personalise=tune, **settings
+      ),
+    )
+    made.extend(build(seed))
+    return made
+
+  found = tff_partial.compare(
+    {'tuned': method},
+    lambda spec: tff_partial.pack(_DATA, spec),
+    metric='loss',
+    higher_is_better=False,
+    rounds=1,
+    clients_per_round=2,
+    seeds=[1],
+  )
+  return found, *made
+
+
+@pytest.mark.slow
+def test_clients_are_tested_with_the_seed_of_the_run() -> None:
+  found, process, evaluation = _one_method()
+  clients = tff_partial.pack(_DATA, evaluation.example_spec)
+  weights = tff_partial.train(
+    process, clients, rounds=1, clients_per_round=2, seed=1
+  ).weights
+  tests = tff_partial.EvaluationSet(evaluation, clients)
+  by_seed = [
+    tff_partial.evaluate(tests, weights, seed)['loss'] for seed in (0, 1)
+  ]
+  assert by_seed[0] != by_seed[1] == found.runs['loss'][0]
+
+
+@pytest.mark.slow
+def test_where_no_client_is_measured_there_is_no_number() -> None:
+  found, *_ = _one_method(split=splits.first(99))
+  assert np.isnan(found.table().loc['tuned', 'mean'])
+  assert found.runs['num_examples'][0] == 0 and not len(found.clients)
 
 
 @pytest.mark.parametrize(

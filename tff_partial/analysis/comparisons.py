@@ -250,7 +250,7 @@ def compare(
     higher_is_better: True if a larger value is better.
     rounds: Number of rounds of each run.
     clients_per_round: Number of clients in a round.
-    seeds: Seeds of the runs.
+    seeds: Seeds of the runs, and of what clients draw when they are tested.
     test: Makes the clients to test. By default those of training, each with
       what it remembers; let evaluations then measure other examples, such as
       those of `splits.by_mark()`.
@@ -288,7 +288,7 @@ def compare(
         output_dir=_folder(output_dir, name, seed),
         show_progress=show_progress,
       )
-      measured, found = _tested(measure, result, data, test, metric)
+      measured, found = _tested(measure, result, data, test, metric, seed)
       place = {'method': name, 'seed': seed}
       runs.append({**place, **measured, **_costs(result, data)})
       frame = pd.DataFrame(found).rename_axis('client').reset_index()
@@ -371,6 +371,7 @@ def _tested(
   data: cohorts.ClientSource,
   test: Clients | None,
   metric: str,
+  seed: int,
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
   """Return a run's test metric with its examples, and clients' metrics.
 
@@ -386,15 +387,14 @@ def _tested(
     tested = programs.EvaluationSet(measure, test(measure.example_spec))
   found: dict[str, Any] = {}
   measured = evaluation_sets.evaluate(
-    tested,
-    result.best_weights,
+    *(tested, result.best_weights, seed),
     client_store=result.best_client_store if tested.remembering else None,
     on_clients=found.update,
     server_state=result.best_server_state,
   )
-  if metric not in found:
+  if found and metric not in found:
     raise AnalysisError(
       f'compare: metric={metric!r}: the evaluation measures {sorted(found)}.'
     )
   kept = {name: measured.get(name) for name in (metric, 'num_examples')}
-  return kept, found
+  return kept, found or {metric: []}  # Maybe no client was measured.
