@@ -107,6 +107,9 @@ def test_without_a_finite_loss_the_first_of_the_draw_are_taken(made):
 
   assert HighestLoss(made[1])(draw({})) == ['a', 'b']
   assert HighestLoss(made[1])(draw({'loss': {'c': 1.0}})) == ['c', 'a']
+  # Such as an area under a curve of examples of one class.
+  undefined = draw({'loss': {'a': np.nan, 'b': 0.5, 'c': 0.9}})
+  assert HighestLoss(made[1])(undefined) == ['c', 'b']
   with pytest.raises(ProgramError, match="no metric 'mae'. .* one of .'loss'"):
     HighestLoss(made[1], 'mae')(draw({'loss': {'a': 1.0}}))
 

@@ -73,7 +73,8 @@ class HighestLoss:
         f'HighestLoss: the evaluation has no metric {self.metric!r}. Choose '
         f'one of {list(measured)}.'
       )
-    losses = measured.get(self.metric, {})  # Maybe no client has any.
+    known = measured.get(self.metric, {})  # Maybe no client has any.
+    losses = {c: value for c, value in known.items() if not np.isnan(value)}
     ranked = sorted(draw.client_ids, key=lambda c: -losses.get(c, -np.inf))
     return ranked[: draw.clients_per_round]
 
