@@ -328,9 +328,10 @@ def test_weights_of_examples_and_first_values_by_hand(slope, tmp_path):
     ['saved_model'],
     weighted=True,
     reconstruction=tff_partial.Phase(),
-    num_support=2,
+    num_support=np.int64(2),  # As the largest of some counts is.
     num_predicted=3,
   )
+  assert '"num_support": 2' in (exported.folder / 'signatures.json').read_text()
   assert [path.name for path in exported.folder.iterdir()] != []
   assert set(exported.paths) == set(exported.sizes()) == {'saved_model'}
   assert repr(exported).startswith(

@@ -220,7 +220,7 @@ def _write(
   text = {
     'signatures': described,
     'local': variable_of,
-    'num_support': num_support,
+    'num_support': int(num_support),
     'seed': seed.tolist(),
   }
   (target / _DESCRIPTION).write_text(
