@@ -94,6 +94,12 @@ def test_ids_that_read_alike_and_missing_texts_are_refused():
     packing.pack({'ann': {'x': ['a', None], 'y': [1, 2]}}, spec)
 
 
+def test_masked_values_are_refused():
+  given = {**small_clients.fields(3), 'y': np.ma.masked_greater([1, 2, 999], 9)}
+  with pytest.raises(examples.ClientDataError, match='y: values are masked'):
+    packing.pack({'ann': given}, small_clients.SPEC)
+
+
 def test_an_empty_client_is_refused():
   with pytest.raises(
     ClientDataError,

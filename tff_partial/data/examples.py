@@ -157,8 +157,7 @@ def check_array(
 ) -> np.ndarray:
   """Return examples as an array of the spec's dtype, or raise an error.
 
-  If an example is an array of one number, plain numbers are accepted, as in
-  Keras.
+  Plain numbers are accepted for arrays of one number, as in Keras.
 
   Args:
     array: Values of one field, `[examples, ...]`.
@@ -171,6 +170,8 @@ def check_array(
     ClientDataError: For a wrong shape, a dtype that would lose information, a
       value that is not finite, or an id out of range.
   """
+  if np.ma.is_masked(array):
+    raise ClientDataError(f'{where}: values are masked. Drop or fill them.')
   try:
     open_length = lengths.is_open(spec)
     array = lengths.padded(array, spec) if open_length else np.asarray(array)
