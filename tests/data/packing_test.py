@@ -100,6 +100,18 @@ def test_masked_values_are_refused():
     packing.pack({'ann': given}, small_clients.SPEC)
 
 
+def test_columns_of_several_labels_are_for_pack():
+  spec = collections.OrderedDict(
+    small_clients.SPEC, y={'stars': tf.TensorSpec([], tf.float32)}
+  )
+  with pytest.raises(
+    examples.ClientDataError, match="'y.stars', .* several labels, .* `pack`"
+  ):
+    frames.from_pandas(
+      _frame(), spec, client_id='user', inputs='item', labels='rating'
+    )
+
+
 def test_an_empty_client_is_refused():
   with pytest.raises(
     ClientDataError,

@@ -115,9 +115,11 @@ def _columns(
     columns.setdefault('time', time)
   for path in dict(examples.leaves(example_spec)):
     if path not in columns and path != 'weight':
+      how = f'Say which: `fields={{{path!r}: column}}`.'
+      if path not in example_spec:
+        how = 'For several labels, or inputs without names, use `pack`.'
       raise examples.ClientDataError(
-        f'An example has a field {path!r}, for which no column is named. Say '
-        f'which: `fields={{{path!r}: column}}`.'
+        f'An example has a field {path!r}, for which no column is named. {how}'
       )
   return columns
 
