@@ -435,7 +435,7 @@ def test_others_are_no_validation_to_go_on_with(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_store_may_lie_elsewhere(world, whole, tmp_path):
+def test_a_store_may_lie_elsewhere(world, whole, tmp_path, caplog):
   store = client_store.ClientStore(
     world.process.initialize_client, folder=tmp_path / 'elsewhere'
   )
@@ -449,6 +449,7 @@ def test_a_store_may_lie_elsewhere(world, whole, tmp_path):
   # Its weights can be loaded; the rest is where it was put.
   saved = programs.load(world.process, out)
   assert saved.client_store is saved.best_client_store is None
+  assert f'{out}/clients: there is no folder of what clients' in caplog.text
   store.close()
 
 

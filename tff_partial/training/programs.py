@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import os
 from typing import Any, TypeAlias
 
+from absl import logging
+
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial.arguments import checked_numbers
@@ -276,6 +278,13 @@ def load(
   if not process.is_stateless and os.path.isdir(clients):
     run.store = client_store_lib.ClientStore(
       process.initialize_client, folder=clients, writable=False
+    )
+  elif not process.is_stateless:
+    logging.warning(
+      '%s: there is no folder of what clients remember, so that all count as '
+      'new, also those that took part. If the run had a store elsewhere, read '
+      'that: `ClientStore(process.initialize_client, folder=...)`.',
+      clients,
     )
   return Saved(
     run.round,
