@@ -377,6 +377,11 @@ def test_types_of_pandas_are_read(dtype):
   assert real_examples(_films(frame), 'u')['y'].tolist() == [0.0, 1.0, 1.0]
 
 
+def test_clients_may_be_named_by_dates():
+  population = _films(_FILMS.assign(user=pd.Timestamp('2001-02-03')))
+  assert population.client_ids == ('2001-02-03 00:00:00',)
+
+
 @pytest.mark.parametrize('dtype', ['string', 'category', 'object'])
 def test_columns_of_strings_may_be_encoded(dtype):
   frame = _FILMS.astype({'film': dtype, 'user': dtype})

@@ -128,7 +128,7 @@ class FrameTable:
     try:
       codes, ids = self._frame[self._client_id].factorize(sort=True)
       # A column that lacked values has floats.
-      return codes, [*map(as_text, np.asarray(ids))]
+      return codes, [*map(as_text, ids)]
     except (TypeError, ValueError) as error:
       raise examples.ClientDataError(
         f'Column {self._client_id!r} holds values that can be no names of '
