@@ -282,16 +282,25 @@ def test_padding_counts_for_nothing_and_no_examples_change_nothing(
     np.testing.assert_array_equal(value, first[name])
 
 
-@pytest.mark.slow
-def test_an_example_serves_a_user(case, capsys, monkeypatch):
-  if 'local_user_bias_bias' not in case.exported.signatures['reset']['outputs']:
-    pytest.skip('The example is of ratings.')
-  file = str(case.exported.paths['tflite'])
-  arguments = [file, '--of=3,4', '--are=1,5', '--among=9']
+def _serve(monkeypatch: Any, file: str, *options: str) -> None:
+  arguments = [file, '--of=3,4', '--are=1,5', *options]
   monkeypatch.setattr(sys, 'argv', ['serve_tflite.py', *arguments])
   runpy.run_path(
     str(_ROOT / 'examples' / 'serve_tflite.py'), run_name='__main__'
   )
+
+
+def test_an_example_refuses_items_without_ratings(capsys, monkeypatch):
+  with pytest.raises(SystemExit):
+    _serve(monkeypatch, 'none.tflite', '--of=3,4,5')
+  assert '3 items have 2 ratings' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_example_serves_a_user(case, capsys, monkeypatch):
+  if 'local_user_bias_bias' not in case.exported.signatures['reset']['outputs']:
+    pytest.skip('The example is of ratings.')
+  _serve(monkeypatch, str(case.exported.paths['tflite']), '--among=9')
   lines = capsys.readouterr().out.splitlines()
   assert sorted(line.split(':')[0] for line in lines) == [
     f'item {number}' for number in range(9)
