@@ -308,6 +308,20 @@ def test_vocabularies_on_a_full_disk_are_named(world, tmp_path, monkeypatch):
     world.train(output_dir=tmp_path)
 
 
+def test_clients_with_other_ids_for_values_are_refused(world, monkeypatch):
+  train, held = world.clients, world.validation.clients
+  monkeypatch.setattr(
+    train, 'vocabularies', {'a': vocabularies.Vocabulary('xy')}
+  )
+  for values in ('xz', 'y'):
+    other = {'a': vocabularies.Vocabulary(values), 'b': None}
+    monkeypatch.setattr(held, 'vocabularies', other)
+    with pytest.raises(
+      vocabularies.VocabularyError, match="Column 'a': .* two v"
+    ):
+      world.train(rounds=1)
+
+
 @pytest.mark.slow
 def test_two_runs_cannot_share_a_folder(world, tmp_path):
   with pytest.raises(RunError, match='another process'):

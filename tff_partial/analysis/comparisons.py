@@ -30,6 +30,7 @@ from tff_partial.analysis.communication import communication
 from tff_partial.analysis.errors import AnalysisError
 from tff_partial.data import cohorts
 from tff_partial.data import examples
+from tff_partial.data import vocabularies
 from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
 from tff_partial.training import selection
@@ -212,9 +213,7 @@ class Comparison:
       look = figures.style(place)
       axes.plot(mean.index, mean, label=method, linewidth=1.5, **look)
       axes.fill_between(
-        mean.index,
-        mean - deviation,
-        mean + deviation,
+        *(mean.index, mean - deviation, mean + deviation),
         color=look['color'],
         alpha=0.15,
         linewidth=0,
@@ -381,10 +380,10 @@ def _tested(
   if result.diverged:
     return {metric: np.nan, 'num_examples': np.nan}, {metric: []}
   if test is None:
-    remembers = not measure.is_stateless
-    tested = programs.EvaluationSet(measure, data, remembering=remembers)
+    tested = programs.EvaluationSet(measure, data, not measure.is_stateless)
   else:
     tested = programs.EvaluationSet(measure, test(measure.example_spec))
+    vocabularies.check_alike(data, tested.clients)
   found: dict[str, Any] = {}
   measured = evaluation_sets.evaluate(
     *(tested, result.best_weights, seed),

@@ -181,6 +181,27 @@ class Vocabulary:
     )
 
 
+def check_alike(trained: Any, measured: Any) -> None:
+  """Refuse clients whose values have other ids than those of training.
+
+  Args:
+    trained: The source of clients that train.
+    measured: That of clients that are measured.
+
+  Raises:
+    VocabularyError: If both have a column, and its vocabularies differ.
+  """
+  found = getattr(measured, 'vocabularies', {})
+  for column, known in getattr(trained, 'vocabularies', {}).items():
+    if found.get(column, known) != known:
+      raise VocabularyError(
+        f'Column {column!r}: clients that are measured have a {found[column]!r}'
+        f', those that train a {known!r}, so that one id stands for two values.'
+        ' Encode by that of training: '
+        '`from_pandas(..., encode=clients.vocabularies)`.'
+      )
+
+
 def save(
   vocabularies: Mapping[str, Vocabulary], folder: str | os.PathLike[str]
 ) -> pathlib.Path:

@@ -16,6 +16,7 @@ from tff_partial import runtimes
 from tff_partial.arguments import checked_numbers
 from tff_partial.arguments import spelling
 from tff_partial.data import cohorts
+from tff_partial.data import vocabularies
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import client_selection
@@ -172,7 +173,7 @@ def check(
       'are drawn at random. Leave it out.'
     )
   if validation is not None:
-    _check_validation(validation, process, select)
+    _check_validation(validation, process, select, clients)
   return training_loop.TrainingLoop(
     process=process,
     privacy=ledger,
@@ -221,9 +222,11 @@ def _check_validation(
   validation: EvaluationSet,
   process: processes.PartialProcess,
   select: Selection,
+  clients: cohorts.ClientSource,
 ) -> None:
   """Check that clients can be measured, and the best round selected."""
   validation.check(run_state.remembered(process))
+  vocabularies.check_alike(clients, validation.clients)
   if select.metric not in validation.metrics:
     raise ProgramError(
       f'There is no metric {select.metric!r} to choose the best round by. '
