@@ -5,7 +5,8 @@ user the latest interaction is held out for the test and the one before it for
 validation; those who took part in training are measured. `unseen`: test users
 never took part, and a fifth of their interactions, the latest, is held out.
 Held-out items are ranked among all that the user has not interacted with, and
-among 99 drawn ones, whose value is the expectation over all draws.
+among 99 drawn ones, whose value is the expectation over all draws. Films that
+`--max_examples` leaves out count as such that the user has not seen.
 """
 
 import functools

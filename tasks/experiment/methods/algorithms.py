@@ -342,7 +342,10 @@ def unread(algorithm: str) -> frozenset[str]:
   """
   special = {flag for each in ALGORITHMS.values() for flag in each.reads}
   how = ALGORITHMS[algorithm]
-  return frozenset(special.difference(how.reads).union(how.ignores))
+  nothing_personal = () if how.personal else ('personalise_seen',)
+  return frozenset(
+    special.difference(how.reads).union(how.ignores, nothing_personal)
+  )
 
 
 def names() -> Sequence[str]:

@@ -121,6 +121,7 @@ def test_a_flag_of_another_algorithm_is_refused(make):
     ('--clip_norm=1', 'local_only'),
     ('--update_learning_rate=1', 'local_only'),
     ('--update_optimizer=adam', 'fed_sgd'),
+    ('--personalise_seen', 'fed_avg'),
     ('--update_optimizer=adam', 'p_fed_me'),
   ],
 )
