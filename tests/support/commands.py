@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import csv
 import functools
+import importlib
 import io
+import itertools
 import os
 import pathlib
 import shutil
@@ -31,6 +33,8 @@ from tasks import report
 from tasks import sweep
 from tasks import train
 from tasks import users
+from tasks.experiment.command_line import arguments as arguments_lib
+from tasks.experiment.command_line import flags as options_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -269,3 +273,35 @@ def repeatable_rows(folder: pathlib.Path) -> list[dict[str, str]]:
       }
       for row in csv.DictReader(file)
     ]
+
+
+def parse(program: str, arguments: list[str]) -> None:
+  """Read the options of a program, and of the runs that a sweep starts.
+
+  Args:
+    program: The name of a module of `tasks`.
+    arguments: Its command line, without the name.
+
+  Raises:
+    flags.Error: If there is no such flag.
+    OptionError: If the options do not go together.
+  """
+  own, _, of_runs = ' '.join(arguments).partition(' -- ')
+  options = importlib.import_module(f'tasks.{program}').PROGRAM.options
+  values = flags.FlagValues()
+  for each in options:
+    options_lib.define(each, values)
+  _, *rest = values(['', *arguments_lib.expand(own.split())])
+  assert not rest
+  for each in options:
+    options_lib.read(each, values, options)
+  if program != 'sweep':
+    return
+  grids = [
+    ['seed', '0'],
+    *(each.split('=', 1) for each in values['grid'].value),
+  ]
+  recipes = [f'--recipe={name}' for name in values['recipes'].value] or ['']
+  varied = [[f'--{flag}={v}' for v in all_.split(',')] for flag, all_ in grids]
+  for recipe, *varying in itertools.product(recipes, *varied):
+    parse('train', [*recipe.split(), *of_runs.split(), *varying])
