@@ -31,7 +31,7 @@ PAGES = pathlib.Path(__file__).parent / 'results'
 DEVIATION, PAPER = ' ±', ' paper'
 _ARROWS = {'↓': min, '↑': max}
 # A comment that names a file, and the table below it.
-_PLACE = re.compile(r'^(<!-- table: (\w+) -->\n\n)((?:\|.*\n)*)', re.M)
+_PLACE = re.compile(r'^(<!-- table: (\w+) -->\n\n)((?:\|.*\n)*)\n?', re.M)
 
 
 def read(name: str, pages: pathlib.Path = PAGES) -> pd.DataFrame:
@@ -93,8 +93,9 @@ def write(pages: pathlib.Path = PAGES) -> list[str]:
   for path in sorted(pages.glob('*.md')):
     text = path.read_text('utf-8')
     new = _PLACE.sub(
-      lambda found: found[1] + markdown(read(found[2], pages)), text
+      lambda found: f'{found[1]}{markdown(read(found[2], pages))}\n', text
     )
+    new = new.rstrip('\n') + '\n'
     if new != text:
       path.write_text(new, 'utf-8')
       changed.append(path.name)

@@ -70,6 +70,13 @@ def test_a_table_names_the_best(pages):
   ]
 
 
+def test_a_blank_line_ends_a_table(pages):
+  page = pages / 'page.md'
+  page.write_text(page.read_text() + 'Text.\n')
+  results_tables.write(pages)
+  assert page.read_text().endswith(' |\n\nText.\n')
+
+
 def test_runs_make_a_row(tmp_path, pages):
   runs = tmp_path / 'runs'
   for seed, rmse in enumerate((0.8, 1.0)):
