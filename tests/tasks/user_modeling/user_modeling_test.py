@@ -359,7 +359,7 @@ def test_hpfl_learns_and_is_measured():
     {'algorithm': 'distributed', 'user_model_biases_in_attributes': True},
     {'algorithm': 'fed_avg'},
     {'algorithm': 'fed_avg', 'user_model_items': 'public'},
-    {'algorithm': 'fed_sgd'},
+    {'algorithm': 'fed_sgd', 'update_optimizer': 'sgd'},
     {'algorithm': 'fed_prox', 'task': 'movielens_hpfl'},
     {'algorithm': 'fed_att'},
     {'algorithm': 'fed_noise'},
