@@ -112,11 +112,8 @@ def test_curves_are_of_what_was_recorded() -> None:
     _invented().draw('price')
 
 
-_DRAW = np.random.default_rng(0)
-_DATA = {
-  f'c{k}': {'x': _DRAW.normal(size=[10, 2]), 'y': _DRAW.normal(size=[10, 1])}
-  for k in range(4)
-}
+_X = np.random.default_rng(0).normal(size=[4, 10, 2]).astype(np.float32)
+_DATA = {f'c{k}': {'x': x, 'y': x[:, :1] * k} for k, x in enumerate(_X)}
 
 
 def _method(build, measure):
@@ -145,16 +142,11 @@ def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
       algorithms.build_ditto_eval,
     ),
   }
-  draw = np.random.default_rng(0)
-  data = {}
-  for k in range(4):
-    x = draw.normal(size=[10, 2]).astype(np.float32)
-    data[f'c{k}'] = {'x': x, 'y': (x[:, :1] * k).astype(np.float32)}
 
   def compare(rounds, folder):
     return tff_partial.compare(
       methods,
-      lambda spec: tff_partial.pack(data, spec),
+      lambda spec: tff_partial.pack(_DATA, spec),
       metric='loss',
       higher_is_better=False,
       rounds=rounds,

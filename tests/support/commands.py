@@ -7,7 +7,6 @@ import csv
 import functools
 import importlib
 import io
-import itertools
 import os
 import pathlib
 import shutil
@@ -286,22 +285,19 @@ def parse(program: str, arguments: list[str]) -> None:
     flags.Error: If there is no such flag.
     OptionError: If the options do not go together.
   """
-  own, _, of_runs = ' '.join(arguments).partition(' -- ')
+  own, passed_on = arguments, []
+  if '--' in arguments:
+    place = arguments.index('--')
+    own, passed_on = arguments[:place], arguments[place + 1 :]
   options = importlib.import_module(f'tasks.{program}').PROGRAM.options
   values = flags.FlagValues()
   for each in options:
     options_lib.define(each, values)
-  _, *rest = values(['', *arguments_lib.expand(own.split())])
+  _, *rest = values(['', *arguments_lib.expand(own)])
   assert not rest
   for each in options:
     options_lib.read(each, values, options)
-  if program != 'sweep':
-    return
-  grids = [
-    ['seed', '0'],
-    *(each.split('=', 1) for each in values['grid'].value),
-  ]
-  recipes = [f'--recipe={name}' for name in values['recipes'].value] or ['']
-  varied = [[f'--{flag}={v}' for v in all_.split(',')] for flag, all_ in grids]
-  for recipe, *varying in itertools.product(recipes, *varied):
-    parse('train', [*recipe.split(), *of_runs.split(), *varying])
+  if program == 'sweep':
+    grid = values['recipes'].value, values['grid'].value
+    for run in sweep.planned(*grid, passed_on).values():
+      parse('train', run)
