@@ -36,7 +36,7 @@ if TYPE_CHECKING:
   from tff_partial import terms
   from tff_partial import tiers
   from tff_partial import training
-  from tff_partial.analysis.comparisons import compare
+  from tff_partial.analysis.comparing import compare
   from tff_partial.analysis.comparisons import Comparison
   from tff_partial.checks.independent_aggregation import (
     check_independent_aggregation,
@@ -161,7 +161,8 @@ __all__ = [
 
 # Where those that are no modules of this folder are defined.
 _HOMES = {
-  'analysis.comparisons': ['Comparison', 'compare'],
+  'analysis.comparing': ['compare'],
+  'analysis.comparisons': ['Comparison'],
   'checks.independent_aggregation': ['check_independent_aggregation'],
   'checks.independent_training': ['check_independent_training'],
   'composition': ['Aggregation', 'compose'],

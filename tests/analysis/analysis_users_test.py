@@ -113,7 +113,15 @@ def test_matrices_are_drawn(tmp_path):
   assert min(image.imread(path).shape[:2]) > 300
 
 
-@pytest.mark.parametrize('truth, assigned', [([], []), ([1], [1, 2])])
-def test_what_makes_no_matrix_is_refused(truth, assigned):
-  with pytest.raises(AnalysisError, match='of the same users, at least one'):
+@pytest.mark.parametrize(
+  ('truth', 'assigned', 'expected'),
+  [
+    ([], [], 'of the same users, at least one'),
+    ([1], [1, 2], 'of the same users, at least one'),
+    (['a', None], [1, 2], 'truth: missing for 1 of 2 users, first at place 1'),
+    ([1, 2], [np.nan, 2], 'assigned: missing for 1 of 2 users'),
+  ],
+)
+def test_what_makes_no_matrix_is_refused(truth, assigned, expected):
+  with pytest.raises(AnalysisError, match=expected):
     confusion.confusion(truth, assigned)

@@ -13,7 +13,7 @@ import tff_partial
 from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import sgd
-from tff_partial.analysis import comparisons
+from tff_partial.analysis import comparing
 from tff_partial.analysis.comparisons import Comparison
 from tff_partial.analysis.errors import AnalysisError
 from tff_partial.data import splits
@@ -177,9 +177,9 @@ def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
 
 def test_bytes_that_are_not_all_counted_are_not_shown(monkeypatch) -> None:
   sent = {'download_bytes': 8, 'upload_bytes': 4, 'upload_not_counted': ['d']}
-  monkeypatch.setattr(comparisons, 'communication', lambda *_: sent)
+  monkeypatch.setattr(comparing, 'communication', lambda *_: sent)
   result = mock.MagicMock(history=[{'seconds_round': 1.0}])
-  costs = comparisons._costs(result, None)
+  costs = comparing._costs(result, None)
   assert costs['download_bytes'] == 8 and np.isnan(costs['upload_bytes'])
 
 

@@ -215,6 +215,7 @@ def test_parts_by_label_are_as_large_as_others(fractions):
     (lambda: partitions.shards([0.5, 1.5], 2, 1), 'of type float64'),
     (lambda: partitions.by_owner([None, 'a']), 'owners: expected integers'),
     (lambda: partitions.by_label(_LABELS, 5, 11), '1 to 10 labels'),
+    (lambda: partitions.limit({'a': _LABELS}, -1), 'most=-1: give 0 or more'),
     (
       lambda: partitions.by_label(_LABELS, 200, min_examples=10),
       '40 clients would share 300 examples of label 0',

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import tiers
+from tff_partial.data import examples
 from tff_partial.training import personal_models
 from tff_partial.training import top_candidates
 from tff_partial.training.errors import ProgramError
@@ -160,6 +161,38 @@ def test_an_evaluation_says_how_to_personalise_instead(recon, clients, model):
 
 
 @pytest.mark.slow
+def test_an_evaluation_takes_the_state_of_clients_who_took_part(
+  furl, clients, model
+):
+  remembers = furl.client_store.client
+  took_part = [c for c in clients.client_ids if remembers(c) is not None]
+  new = [c for c in clients.client_ids if remembers(c) is None]
+  ditto = algorithms.build_ditto_eval(model)
+  with pytest.raises(ProgramError, match='the client state of the process'):
+    tff_partial.personalise(furl, clients, took_part[0], evaluation=ditto)
+  # A new client begins anew under any evaluation.
+  found = tff_partial.personalise(furl, clients, new[0], evaluation=ditto)
+  assert np.isfinite(_predicted(found)).all()
+
+
+@pytest.mark.parametrize(
+  ('inputs', 'expected'),
+  [
+    ([0, _ITEMS], 'x: example 1 is 6'),
+    ([[0, 1]], r'one example to have shape \(\), found \(2,\)'),
+    (['a'], 'expected values of type int32'),
+    ([0.5], 'whose fractions would be lost'),
+  ],
+)
+def test_inputs_that_no_model_reads_are_refused(
+  recon, clients, inputs, expected
+):
+  predictor = personal_models.Predictor(recon, clients)
+  with pytest.raises(examples.ClientDataError, match=expected):
+    predictor.predict('u0', inputs)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'build', [algorithms.build_fed_avg, algorithms.build_fed_per]
 )
@@ -292,6 +325,7 @@ def test_other_inputs_are_the_same_for_all_candidates():
     ([1.0, 2.0], 3, [], 'cannot name 3 of the 2 candidates'),
     ([1.0, 2.0], 2, [2.0], 'cannot name 2 of the 1 candidates'),
     ([1.0, np.nan], 1, [], 'one finite number'),
+    (['a', 'b'], 1, [], r'cannot read candidates of the shape \[\]'),
   ],
 )
 def test_what_cannot_be_chosen_is_refused(

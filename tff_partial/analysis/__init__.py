@@ -9,6 +9,7 @@ from tff_partial._environment import lazily as _lazily
 
 __all__ = [
   'communication',
+  'comparing',
   'comparisons',
   'confusion',
   'curves',

@@ -1,47 +1,14 @@
-"""Comparisons of methods: each is trained and tested, over several seeds.
+"""Results of methods over seeds: tables of them, and a figure."""
 
-    methods = {'FedAvg': lambda seed: (process, evaluation), 'FedPer': ...}
-    found = tff_partial.compare(
-      methods, clients, metric='accuracy', higher_is_better=True,
-      rounds=100, clients_per_round=10)
-    print(found.to_markdown())
-
-All methods have the same clients, rounds and seeds, and are measured by one
-rule. Differences are taken between runs of the same seed.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-import os
-import pathlib
-import re
-from typing import Any, TypeAlias
 
-from absl import logging
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from tff_partial import evaluation as evaluation_lib
-from tff_partial import processes
 from tff_partial.analysis import figures
 from tff_partial.analysis import tables
-from tff_partial.analysis.communication import communication
 from tff_partial.analysis.errors import AnalysisError
-from tff_partial.data import cohorts
-from tff_partial.data import examples
-from tff_partial.data import vocabularies
-from tff_partial.training import evaluation_sets
-from tff_partial.training import programs
-from tff_partial.training import selection
-
-# From a seed to a method: what is trained, and how it is measured.
-Method: TypeAlias = Callable[
-  [int], tuple[processes.PartialProcess, evaluation_lib.Evaluation]
-]
-# From the spec of an example to clients, such as
-# `lambda spec: tff_partial.from_pandas(frame, spec, ...)`.
-Clients: TypeAlias = Callable[[examples.ExampleSpec], cohorts.ClientSource]
 
 _SHARE = 0.1  # Of the clients that are worst off.
 _CONFIDENCE = 0.95
@@ -213,7 +180,9 @@ class Comparison:
       look = figures.style(place)
       axes.plot(mean.index, mean, label=method, linewidth=1.5, **look)
       axes.fill_between(
-        *(mean.index, mean - deviation, mean + deviation),
+        mean.index,
+        mean - deviation,
+        mean + deviation,
         color=look['color'],
         alpha=0.15,
         linewidth=0,
@@ -222,178 +191,3 @@ class Comparison:
     axes.set_ylabel(figures.axis_name(column), color=figures.INK)
     figures.add_legend(axes)
     return figure
-
-
-def compare(
-  methods: Mapping[str, Method],
-  clients: Clients,
-  *,
-  metric: str,
-  higher_is_better: bool,
-  rounds: int,
-  clients_per_round: int,
-  seeds: Iterable[int] = (0, 1, 2),
-  test: Clients | None = None,
-  validation: Clients | None = None,
-  evaluate_every: int = 50,
-  output_dir: str | os.PathLike[str] | None = None,
-  show_progress: bool | None = None,
-) -> Comparison:
-  """Train and test each method with each seed.
-
-  Args:
-    methods: Name to a function from a seed to a process and its evaluation.
-      Give the seed to `from_keras`: first weights then differ between seeds.
-    clients: Makes the training clients for the spec of an example.
-    metric: The pooled metric to compare, such as 'accuracy'.
-    higher_is_better: True if a larger value is better.
-    rounds: Number of rounds of each run.
-    clients_per_round: Number of clients in a round.
-    seeds: Seeds of the runs, and of what clients draw when they are tested.
-    test: Makes the clients to test. By default those of training, each with
-      what it remembers; let evaluations then measure other examples, such as
-      those of `splits.by_mark()`.
-    validation: Makes clients that choose the best round; by default the last
-      round is tested.
-    evaluate_every: Rounds between validations.
-    output_dir: Folder of a run for each method and seed. The same call goes on
-      where it was stopped.
-    show_progress: As for `train`.
-
-  Raises:
-    AnalysisError: If there is no method or seed, a seed occurs twice, or two
-      methods would have one folder.
-    UserError: As from `train` and `evaluate`.
-  """
-  chosen = list(seeds)
-  _check(list(methods), chosen, output_dir is not None)
-  runs, of_clients, history = [], [], []
-  for name, build in methods.items():
-    for seed in chosen:
-      process, measure = build(seed)
-      data = clients(process.example_spec)
-      held = None
-      if validation is not None:
-        held = programs.EvaluationSet(measure, validation(measure.example_spec))
-      result = programs.train(
-        process,
-        data,
-        rounds=rounds,
-        clients_per_round=clients_per_round,
-        seed=seed,
-        validation=held,
-        evaluate_every=evaluate_every,
-        select=selection.Selection(metric, higher_is_better) if held else None,
-        output_dir=_folder(output_dir, name, seed),
-        show_progress=show_progress,
-      )
-      measured, found = _tested(measure, result, data, test, metric, seed)
-      place = {'method': name, 'seed': seed}
-      runs.append({**place, **measured, **_costs(result, data)})
-      frame = pd.DataFrame(found).rename_axis('client').reset_index()
-      of_clients.append(frame.assign(method=name, seed=seed))
-      history += [{**place, **row} for row in result.history]
-  table = pd.DataFrame(runs)
-  _warn_of_unlike(table)
-  return Comparison(
-    metric,
-    higher_is_better,
-    table,
-    pd.concat(of_clients, ignore_index=True),
-    pd.DataFrame(history),
-  )
-
-
-def _check(names: Sequence[str], seeds: Sequence[int], writes: bool) -> None:
-  """Refuse runs that do not exist, or that would count twice."""
-  if not (names and seeds):
-    raise AnalysisError('compare: give at least one method, and one seed.')
-  if len(set(seeds)) < len(seeds):
-    raise AnalysisError(f'compare: seeds={seeds}: give each seed once.')
-  for name in names if writes else ():
-    alike = [other for other in names if _slug(other) == _slug(name)]
-    if len(alike) > 1:
-      raise AnalysisError(
-        f'compare: the methods {", ".join(map(repr, alike))} would write to '
-        f'one folder, {_slug(name)!r}. Give them names that differ by more.'
-      )
-
-
-def _warn_of_unlike(table: pd.DataFrame) -> None:
-  """Warn of methods that were measured on other examples than the rest."""
-  for seed, of_seed in table.groupby('seed'):
-    counts = of_seed.set_index('method')['num_examples'].dropna()
-    if counts.nunique() > 1:
-      logging.warning(
-        'compare: with seed %s, methods were measured on different numbers of '
-        'examples, so that their metrics are not of the same data: %s. Let '
-        'their evaluations have the same split.',
-        seed,
-        ', '.join(f'{int(n):,} by {name}' for name, n in counts.items()),
-      )
-
-
-def _folder(
-  output_dir: str | os.PathLike[str] | None, name: str, seed: int
-) -> pathlib.Path | None:
-  """Return the folder of a run."""
-  if output_dir is None:
-    return None
-  return pathlib.Path(output_dir) / _slug(name) / f'seed_{seed}'
-
-
-def _slug(name: str) -> str:
-  return re.sub(r'\W+', '_', name).strip('_').lower()
-
-
-def _costs(
-  result: programs.TrainingResult, data: cohorts.ClientSource
-) -> dict[str, Any]:
-  """Return how a run ended, and bytes and seconds of a round."""
-  sent = communication(result.process, data)
-  is_whole = 'upload_not_counted' not in sent  # Drafts are not.
-  return {
-    'diverged': result.diverged,
-    'best_round': result.best_round,
-    'download_bytes': sent['download_bytes'],
-    'upload_bytes': sent['upload_bytes'] if is_whole else np.nan,
-    # Of all rounds, also those of an earlier call.
-    'seconds_round': np.median(
-      [row['seconds_round'] for row in result.history]
-    ),
-  }
-
-
-def _tested(
-  measure: evaluation_lib.Evaluation,
-  result: programs.TrainingResult,
-  data: cohorts.ClientSource,
-  test: Clients | None,
-  metric: str,
-  seed: int,
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-  """Return a run's test metric with its examples, and clients' metrics.
-
-  Raises:
-    AnalysisError: If the evaluation does not measure the metric.
-  """
-  if result.diverged:
-    return {metric: np.nan, 'num_examples': np.nan}, {metric: []}
-  if test is None:
-    tested = programs.EvaluationSet(measure, data, not measure.is_stateless)
-  else:
-    tested = programs.EvaluationSet(measure, test(measure.example_spec))
-    vocabularies.check_alike(data, tested.clients)
-  found: dict[str, Any] = {}
-  measured = evaluation_sets.evaluate(
-    *(tested, result.best_weights, seed),
-    client_store=result.best_client_store if tested.remembering else None,
-    on_clients=found.update,
-    server_state=result.best_server_state,
-  )
-  if found and metric not in found:
-    raise AnalysisError(
-      f'compare: metric={metric!r}: the evaluation measures {sorted(found)}.'
-    )
-  kept = {name: measured.get(name) for name in (metric, 'num_examples')}
-  return kept, found or {metric: []}  # Maybe no client was measured.

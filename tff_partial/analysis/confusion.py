@@ -83,13 +83,20 @@ def confusion(truth: Sequence[Any], assigned: Sequence[Any]) -> Confusion:
     assigned: The group of each user, `[users]`.
 
   Raises:
-    AnalysisError: If there is no user, or the lengths differ.
+    AnalysisError: If there is no user, the lengths differ, or a value is
+      missing: None or NaN.
   """
   if not len(truth) or len(truth) != len(assigned):
     raise AnalysisError(
       f'The truth is known of {len(truth)} users, the assignment of '
       f'{len(assigned)}. Give both of the same users, at least one.'
     )
+  for name, values in (('truth', truth), ('assigned', assigned)):
+    if missing := np.flatnonzero(pd.isna(np.asarray(values))).tolist():
+      raise AnalysisError(
+        f'{name}: missing for {len(missing)} of {len(truth)} users, first at '
+        f'place {missing[0]}. Leave these users out of both.'
+      )
   # Sorted as they are: numbers not alphabetically.
   counts = pd.crosstab(np.asarray(truth), np.asarray(assigned))
   return Confusion(

@@ -308,7 +308,7 @@ def check_fields(
     (name, check(spec, fields[name], name) if name in fields else None)
     for name, spec in example_spec.items()
   )
-  if 'weight' not in fields:
+  if 'weight' in example_spec and 'weight' not in fields:
     first, spec = tf.nest.flatten(checked['y'])[0], example_spec['weight']
     shape = [first.shape[1] if n is None else n for n in spec.shape]
     checked['weight'] = np.ones([len(first), *shape], spec.dtype.as_numpy_dtype)

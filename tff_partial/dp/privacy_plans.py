@@ -197,7 +197,11 @@ def plan(
   samplings.check_delta(delta)
   kind = samplings.by_name(sampling, clipping, population, clients_per_round)
   _check_delta(delta, once_delta, population)
-  samplings.check(rounds > 0, 'A number of rounds must be positive', rounds)
+  samplings.check(
+    rounds > 0 and rounds == int(rounds),
+    'A number of rounds must be a positive integer',
+    rounds,
+  )
   spent = (kind, rounds, delta - once_delta, tuple(once))
   if target_epsilon is not None and noise_multiplier is None:
     most = clipping_lib.largest_noise_multiplier(clipping, clients_per_round)

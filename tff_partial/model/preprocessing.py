@@ -176,21 +176,6 @@ def without_first_layers(model: Any) -> Any:
   return _after(model, _first(model))
 
 
-def encoded(inputs: Any, layers: Mapping[str, Lifted]) -> Any:
-  """Pass a batch of a model's inputs through the layers that stood first.
-
-  Raises:
-    ClientDataError: If a layer cannot read its input.
-  """
-  return changed(
-    inputs,
-    layers,
-    lambda layer, given: layer.encode(
-      given, f'The input of {layer.name!r}', lambda place: f'example {place}'
-    ),
-  )
-
-
 def changed(
   inputs: Any,
   layers: Mapping[str, Lifted],

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ _DRAWS = (
   'StatefulRandomBinomial',
   'RngReadAndSkip',
 )
+
+# A line of a stack that names what was raised.
+_RAISED = re.compile(r'\w*(Error|Exception): ')
 
 # Name scope of operations whose shapes follow from data, which XLA refuses.
 DYNAMIC = 'dynamic_shapes'
@@ -157,12 +161,15 @@ def reason(error: Exception) -> str:
   text = str(error).replace('\x1b[1m', '').replace('\x1b[0m', '')
   lines = [line.strip() for line in text.split('\n') if line.strip()]
   lines = lines or [type(error).__name__]
-  if lines[0].startswith('Exception encountered when calling'):
+  if lines[0].startswith('in user code'):
+    at = [i for i, line in enumerate(lines) if _RAISED.match(line)]
+    lines = lines[at[-1] if at else -1 :]
+  if 'Exception encountered when calling' in lines[0]:
     rest = itertools.takewhile(
       lambda line: 'rguments received by' not in line, lines[1:]
     )
     lines = list(rest) or lines
-  line = lines[-1 if lines[0].startswith('in user code') else 0]
+  line = lines[0]
   return line if line.endswith('.') else f'{line}.'
 
 

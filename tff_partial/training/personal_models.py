@@ -20,7 +20,6 @@ from tff_partial.client import work as work_lib
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.model import models
-from tff_partial.model import preprocessing
 from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import calibration as calibration_lib
@@ -85,7 +84,8 @@ def personalise(
     ClientDataError: If there is no such client, or its examples do not match
       those of the process.
     ProgramError: If the process trains no weights of the client's own,
-      and no evaluation is given.
+      and no evaluation is given; or if the client took part, and the evaluation
+      takes another state than it remembers.
   """
   evaluation, kept, client = _at_client(
     trained, clients, client_id, evaluation, seed
@@ -124,6 +124,12 @@ def _at_client(
   kind = evaluation.initialize_client.type_signature.result
   if store is not None and client_work.serves(store.type, kind):
     kept = store.read_as([client_id], kind)
+  elif took_part and not processes.is_nothing(kind):
+    raise ProgramError(
+      f'{client_id!r} comes with what it remembers from training, '
+      f'{store.type}, but the evaluation takes {kind}. Build the evaluation '
+      'with the client state of the process.'
+    )
   return evaluation, kept[0], cohort[0]
 
 
@@ -210,13 +216,19 @@ class Predictor:
       inputs: Inputs of the model, `[batch, ...]`.
 
     Raises:
-      ClientDataError: As for `personalise`.
+      ClientDataError: As for `personalise`; or if the model cannot read the
+        inputs.
       ProgramError: As for `personalise`.
     """
     evaluation, kept, client = _at_client(
       self._trained, self._clients, client_id, self._evaluation, self._seed
     )
-    model = evaluation.model
+    model, spec = evaluation.model, evaluation.model.example_spec
+    fields = examples.check_fields(
+      {'x': inputs},
+      examples.ExampleSpec({'x': spec['x']}, spec.ids, spec.lifted),
+      'The inputs to predict for',
+    )
     weights = evaluation_sets.weights_of(model, self._trained.best_weights)
     own = _own_weights(
       evaluation, weights, kept, client, self._trained.best_server_state
@@ -235,7 +247,7 @@ class Predictor:
     predictions, _ = self._predict[model](
       of_tiers,
       weights.non_trainable,
-      preprocessing.encoded(inputs, model.example_spec.lifted),
+      fields['x'],
       training=False,
       seed=tf.zeros([2], tf.int32),
     )

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tff_partial.arguments import spelling
 from tff_partial.data import vocabularies
+from tff_partial.model import tracing
 from tff_partial.training.errors import ProgramError
 
 
@@ -56,7 +57,8 @@ def top_n(
 
   Raises:
     ProgramError: If there are fewer than `n` candidates, one to exclude or the
-      output is unknown, or predictions are not one finite number each.
+      output is unknown, the model cannot read the candidates, or predictions
+      are not one finite number each.
   """
   if isinstance(candidates, vocabularies.Vocabulary):
     # Id 0 of all unseen values is not a value to return.
@@ -81,7 +83,14 @@ def top_n(
       f'top_n: cannot name {n} of the {len(left)} candidates that are left.'
     )
   inputs = _inputs(keras_model, ids[left], context or {})
-  scores = np.asarray(_output(keras_model.predict(inputs, verbose=0), output))
+  try:
+    predicted = keras_model.predict(inputs, verbose=0)
+  except (TypeError, ValueError, tf.errors.OpError) as error:
+    raise ProgramError(
+      f'top_n: the model cannot read candidates of the shape '
+      f'{list(ids.shape[1:])}: {tracing.reason(error)}'
+    ) from error
+  scores = np.asarray(_output(predicted, output))
   if scores.size != len(left) or not np.isfinite(scores).all():
     raise ProgramError(
       f'top_n: the model predicts {list(scores.shape)} for {len(left)} '
