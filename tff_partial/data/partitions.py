@@ -209,11 +209,7 @@ def by_owner(owners: Any, *, seed: int = 0) -> Partition:
 
 
 def limit(partition: Partition, most: int | None) -> Partition:
-  """Keep the first examples of each client; all if `most` is None.
-
-  Raises:
-    ClientDataError: If `most` is negative.
-  """
+  """Keep the first examples of each client; all if `most` is None."""
   if most is not None and most < 0:
     raise ClientDataError(f'limit: most={most}: give 0 or more, or None.')
   return {client: places[:most] for client, places in partition.items()}

@@ -124,7 +124,7 @@ def _at_client(
   kind = evaluation.initialize_client.type_signature.result
   if store is not None and client_work.serves(store.type, kind):
     kept = store.read_as([client_id], kind)
-  elif took_part and not processes.is_nothing(kind):
+  elif store is not None and took_part and not processes.is_nothing(kind):
     raise ProgramError(
       f'{client_id!r} comes with what it remembers from training, '
       f'{store.type}, but the evaluation takes {kind}. Build the evaluation '
