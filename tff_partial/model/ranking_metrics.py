@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_partial.errors import SettingError
+
 
 def ranks_spec(k: int) -> dict[str, Any]:
   """Return specs of the ranks of one held-out item, which metrics measure.
@@ -218,12 +220,19 @@ class CatalogueCoverage(tf.keras.metrics.Metric):
       name='shown', shape=[num_items], initializer='zeros'
     )
 
+  @tf.autograph.experimental.do_not_convert  # It would hide the error.
   def update_state(
     self, y_true: Any, y_pred: Any, sample_weight: Any = None
   ) -> None:
     """Add the first items of users, which count if their weight is above 0."""
     del y_true
-    top = y_pred['top'][:, : self.k]
+    top = y_pred['top']
+    if top.shape[1] < self.k:
+      raise SettingError(
+        f'CatalogueCoverage: the evaluation keeps the first {top.shape[1]} '
+        f'items, but k={self.k}. Pass num_top={self.k} to build_ranking_eval.'
+      )
+    top = top[:, : self.k]
     counts = tf.ones_like(top, tf.float32)
     if sample_weight is not None:
       is_real = tf.reshape(sample_weight, [-1, 1]) > 0
