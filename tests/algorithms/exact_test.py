@@ -353,9 +353,13 @@ def test_a_loss_without_curvature_is_refused() -> None:
     _refused(_model(loss='mae'))
 
 
-def test_a_loss_that_is_not_convex_is_refused() -> None:
+@pytest.mark.parametrize(
+  'loss', [lambda y, p: -tf.square(y - p)[:, 0], 'binary_crossentropy']
+)
+def test_a_loss_that_is_not_convex_is_refused(loss: Any) -> None:
+  """Keras clips probabilities, and so has no slope at 0 or below."""
   with pytest.raises(ExactError, match='not convex'):
-    _refused(_model(loss=lambda y, p: -tf.square(y - p)[:, 0]))
+    _refused(_model(loss=loss))
 
 
 @pytest.mark.parametrize('ridge', [0.0, -1.0, float('nan')])

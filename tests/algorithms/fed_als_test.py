@@ -11,6 +11,7 @@ from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
@@ -374,6 +375,29 @@ def test_a_rating_of_weight_zero_is_none_that_a_prior_follows() -> None:
   np.testing.assert_allclose(
     rating_posteriors.known_of(client), [1.0, 1.0 / 11**0.5, 2.0 / 11**0.5]
   )
+
+
+def test_no_surprise_is_negative_where_a_weight_is_small() -> None:
+  """Of weight 0.1, a rating may leave its user 5 times the noise in doubt."""
+  predictions: Any = {
+    'rating': [2.0],
+    'variance': [6.0],
+    'variance_of_user': [5.0],
+  }
+  fields: Any = {'x': [0], 'y': [3.0], 'weight': [0.1]}
+  fields, predictions = (
+    {name: tf.constant(value) for name, value in given.items()}
+    for given in (fields, predictions)
+  )
+  nothing: Any = None
+  own: Any = {tiers.LOCAL: {rating_posteriors.SCALE: tf.constant(1.0)}}
+  client = ClientContext(
+    *(nothing, own, nothing, nothing, fields, tf.constant(1), nothing),
+    batch=Batch.of(fields, tf.constant([True]), predictions),
+  )
+  (distance,) = rating_posteriors.posterior_phases()[1].terms
+  wanted = 0.1 * (1.0 - 1.0 / (6.0 - 0.1 * 2.0 * 5.0)) ** 2
+  np.testing.assert_allclose(distance(client), wanted, rtol=1e-6)
 
 
 def test_attributes_that_do_not_fit_are_refused() -> None:

@@ -16,6 +16,7 @@ from tff_partial.templates import implicit_factors as factors
 from tff_partial.templates import ranking
 
 _ITEMS, _FACTORS = planted.NUM_ITEMS, 3
+_COVERAGE = ranking_metrics.CatalogueCoverage(_ITEMS, 11)
 _WEIGHTING = factors.Weighting(unobserved=0.3, ridge=0.05)
 
 
@@ -183,6 +184,25 @@ def test_replaced_predictions_are_not_ranked() -> None:
   )
   with pytest.raises(SettingError, match='replaces the predictions'):
     ranking.build_ranking_eval(measuring, _ITEMS, split=split)
+
+
+@pytest.mark.parametrize(
+  ('num_items', 'settings', 'message'),
+  [
+    (_ITEMS + 1, {}, 'num_items=.* rows'),
+    (_ITEMS, {'item': 'film'}, 'no input'),
+    (9, {}, 'num_top=10'),
+    (_ITEMS, {'metrics': lambda: [_COVERAGE]}, 'num_top=11'),
+  ],
+)
+def test_a_catalogue_that_cannot_be_scored_is_refused(
+  num_items, settings, message
+) -> None:
+  model = planted.factorization(_build_biases, local=None)
+  split = splits.by_mark()
+  evaluation = algorithms.build_fed_avg_eval(model, split=split)
+  with pytest.raises(SettingError, match=message):
+    ranking.build_ranking_eval(evaluation, num_items, split=split, **settings)
 
 
 @pytest.mark.parametrize(

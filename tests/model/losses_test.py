@@ -138,6 +138,13 @@ def test_a_loss_by_hand(reduction, objective):
   assert value.num_elements.numpy() == 2.0
 
 
+def test_a_mean_over_weights_of_keras_3_is_refused():
+  loss = type('Loss', (), {'reduction': 'mean_with_sample_weight'})
+  loss.__call__ = lambda self, y, p: tf.square(y - p)
+  with pytest.raises(models.ModelError, match='divides by weights'):
+    losses.as_loss(loss())
+
+
 def test_the_loss_of_a_phase_is_checked_and_may_be_named():
   model = keras_models.from_keras(kinds.one, loss=_MSE, local='a')
   assert _loss_of(model, of='mae').objective.numpy() == 1.0

@@ -178,6 +178,26 @@ def test_what_no_output_has_is_refused(options: Any, message: str) -> None:
     _model(**options)
 
 
+def test_metrics_of_listed_outputs_find_their_labels() -> None:
+  def build() -> tf.keras.Model:
+    x = keras.Input([3])
+    return keras.Model(x, [keras.layers.Dense(1)(x) for _ in range(3)])
+
+  options: dict[str, Any] = {'loss': [None, 'mse', 'mse']}
+  metrics = tff_partial.from_keras(
+    build, metrics={1: 'mae', 2: 'mae'}, **options
+  ).metrics
+  labels = tuple(tf.constant([[value]]) for value in (10.0, 20.0))
+  predictions = tuple(tf.constant([[value]]) for value in (0.0, 1.0, 2.0))
+  state = metrics.update(
+    metrics.initial_state(), labels, predictions, tf.ones([1])
+  )
+  found = {n: float(f(state[n])) for n, f in metrics.finalizers().items()}
+  assert found == {'1_mae': 9.0, '2_mae': 18.0}
+  with pytest.raises(ModelError, match='there is no label 0'):
+    tff_partial.from_keras(build, metrics={0: 'mae'}, **options)
+
+
 def test_a_masked_output_beside_another_is_refused() -> None:
   def build() -> tf.keras.Model:
     x = keras.Input([3], dtype='int32')

@@ -78,6 +78,11 @@ def test_ndcg_of_several_is_scikit_learns():
   assert found == pytest.approx(wanted, abs=1e-6)
 
 
+def test_held_out_items_are_ranked_one_by_one_among_drawn_ones():
+  first, second = (_ranks([0.9, 0.1, 0.2, 0.3], 0, 2.0) for _ in range(2))
+  assert _value(ranking.NDCG(3, 2), first, second) == pytest.approx(1.0)
+
+
 def test_coverage_counts_items_that_are_shown_to_some_user():
   coverage = ranking.CatalogueCoverage(8, 2)
   first, second = np.zeros(8), np.zeros(8)

@@ -31,3 +31,13 @@ def test_what_is_not_finite_ends_in_nan(size, wrong) -> None:
     tf.constant(matrix), tf.ones([size, 1], tf.float64)
   )
   assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize('at', ['matrix', 'right'])
+def test_conjugate_gradients_end_in_nan(at) -> None:
+  numbers = {'matrix': np.ones(3), 'right': np.ones(3)}
+  numbers[at][1] = np.nan
+  found = linear_systems.solve_by_products(
+    lambda way: numbers['matrix'] * way, tf.constant(numbers['right'])
+  )
+  assert np.isnan(found[1])

@@ -96,6 +96,7 @@ class PureMetrics:
     labels: Any,
     predictions: Any,
     weight: tf.TensorSpec,
+    places: outputs.Places = None,
   ):
     """Build the metrics once, for specs of one example.
 
@@ -103,6 +104,7 @@ class PureMetrics:
       ModelError: If names repeat, or if a state cannot be summed.
     """
     self._specs = (labels, predictions, weight)
+    self._places = places
     self._given = metrics
     # The output that each metric measures; None for the structure of all.
     self._outputs: list[Any] = []
@@ -143,7 +145,8 @@ class PureMetrics:
           f'returns one; found a {type(given).__name__}.'
         )
       for one in wanted:
-        metric = self._metric(one, outputs.part_of(output, *self._specs[:2]))
+        specs = outputs.part_of(output, *self._specs[:2], self._places)
+        metric = self._metric(one, specs)
         if output is not None:
           metric._name = f'{output}_{metric.name}'
         built.append(metric)
@@ -221,7 +224,7 @@ class PureMetrics:
     # Subclasses may choose among outputs before the function sees them.
     if type(metric) is not tf.keras.metrics.MeanMetricWrapper:
       return
-    specs = outputs.part_of(output, *self._specs[:2])
+    specs = outputs.part_of(output, *self._specs[:2], self._places)
     labels, predictions = (
       tf.cast(tracing.one_example(spec), metric.dtype) for spec in specs
     )
@@ -284,8 +287,9 @@ class PureMetrics:
     weight: tf.Tensor,
   ) -> None:
     """Update a metric's variables."""
-    weight = outputs.weight_of(output, labels, weight)
-    labels, predictions = outputs.part_of(output, labels, predictions)
+    places = self._places
+    weight = outputs.weight_of(output, labels, weight, places)
+    labels, predictions = outputs.part_of(output, labels, predictions, places)
     mask = keras_functions.mask_of(predictions)
     if mask is not None:
       weight = losses.expand(weight, mask.shape.rank, 'The weight of examples')

@@ -55,6 +55,11 @@ def as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
       f'loss={loss!r} is no loss. Pass a Keras loss or its name, or a function '
       'of labels and predictions that returns one loss per example.'
     )
+  if getattr(loss, 'reduction', None) == 'mean_with_sample_weight':
+    raise ModelError(
+      "loss: its reduction 'mean_with_sample_weight' divides by weights of "
+      "examples, and the loss here by their number. Take 'sum_over_batch_size'."
+    )
   return loss
 
 

@@ -84,7 +84,7 @@ class PartialModel:
     )
     with traced_checks.explaining(self):
       self.metrics = keras_metrics.PureMetrics(
-        metrics, labels, spec.outputs, weights
+        metrics, labels, spec.outputs, weights, getattr(loss, 'places', None)
       )
     self.seed = seed
     self.loss_function = loss

@@ -12,7 +12,7 @@ structure like the losses: a mapping by output, or a tuple in order.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -22,6 +22,8 @@ from tff_partial.model import losses
 from tff_partial.model import tracing
 from tff_partial.model.keras_functions import mask_of
 from tff_partial.model.keras_variables import ModelError
+
+Places: TypeAlias = Mapping[Any, int] | None
 
 
 def by_output(given: Any) -> dict[Any, Any]:
@@ -62,6 +64,7 @@ class LossOfOutputs:
   Attributes:
     losses: Output to its loss, for outputs that have one.
     scales: Output to the weight of its loss.
+    places: Output to the place of its label, of losses in a sequence.
     has_weights: True if examples have a weight for each output.
   """
 
@@ -85,6 +88,9 @@ class LossOfOutputs:
     }
     if not self.losses:
       raise ModelError(f'loss={given!r}: no output has a loss.')
+    self.places = None
+    if not self._is_named:
+      self.places = {o: place for place, o in enumerate(self.losses)}
     summed = [o for o, loss in self.losses.items() if losses.is_summed(loss)]
     if summed:
       raise ModelError(
@@ -200,13 +206,16 @@ class LossOfOutputs:
     return found
 
 
-def part_of(output: Any, labels: Any, predictions: Any) -> tuple[Any, Any]:
+def part_of(
+  output: Any, labels: Any, predictions: Any, places: Places = None
+) -> tuple[Any, Any]:
   """Return labels and predictions of one output, or of all.
 
   Args:
     output: The output; None for all.
     labels: Labels by output.
     predictions: Predictions by output.
+    places: Output to its key among labels; None for the same.
 
   Raises:
     ModelError: If there is no such output, or it has no label.
@@ -214,9 +223,12 @@ def part_of(output: Any, labels: Any, predictions: Any) -> tuple[Any, Any]:
   if output is None:
     return labels, predictions
   found = []
-  for what, structure in (('label', labels), ('output', predictions)):
+  for what, structure, keys in (
+    ('label', labels, places),
+    ('output', predictions, None),
+  ):
     try:
-      found.append(structure[output])
+      found.append(structure[output if keys is None else keys[output]])
     except (KeyError, IndexError, TypeError):
       raise ModelError(
         f'metrics: there is no {what} {output!r}. An output that is measured '
@@ -225,16 +237,20 @@ def part_of(output: Any, labels: Any, predictions: Any) -> tuple[Any, Any]:
   return found[0], found[1]
 
 
-def weight_of(output: Any, labels: Any, weight: tf.Tensor) -> tf.Tensor:
+def weight_of(
+  output: Any, labels: Any, weight: tf.Tensor, places: Places = None
+) -> tf.Tensor:
   """Return the weights of examples for one output, or for all.
 
   Args:
     output: The output; None for all.
     labels: Labels by output.
     weight: `[batch]`, or `[batch, outputs]`.
+    places: As for `part_of`.
   """
   if output is None or weight.shape.rank < 2:
     return weight
+  output = output if places is None else places[output]
   return weight[:, list(by_output(labels)).index(output)]
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_partial.errors import SettingError
+
 
 def ranks_spec(k: int) -> dict[str, Any]:
   """Return specs of the ranks of one held-out item, which metrics measure.
@@ -105,7 +107,7 @@ class _Gain(tf.keras.metrics.Mean):
     if negatives is None:
       gain = self._shared(above, tied, held_out)
     else:
-      gain = self._of_drawn(negatives, above, tied, others, held_out)
+      gain = self._of_drawn(negatives, above, tied, others)
     return super().update_state(
       tf.cast(gain, self.dtype), sample_weight=sample_weight
     )
@@ -123,15 +125,15 @@ class _Gain(tf.keras.metrics.Mean):
     above: tf.Tensor,
     tied: tf.Tensor,
     others: tf.Tensor,
-    held_out: tf.Tensor,
   ) -> tf.Tensor:
     """Return the expectation over drawn others, `[batch]`.
 
     The numbers of drawn items above and of tied ones have a multivariate
-    hypergeometric distribution.
+    hypergeometric distribution. No other held-out item is among them, so that
+    the item has the gain of an only one.
     """
-    above, tied, others, held_out = (
-      values[:, None, None] for values in (above, tied, others, held_out)
+    above, tied, others = (
+      values[:, None, None] for values in (above, tied, others)
     )
     drawn = tf.minimum(tf.cast(number, tf.float64), others)
     i = tf.range(self.k, dtype=tf.float64)[:, None]
@@ -139,7 +141,8 @@ class _Gain(tf.keras.metrics.Mean):
     log = _log_choose(above, i) + _log_choose(tied, j)
     log += _log_choose(others - above - tied, drawn - i - j)
     chance = tf.exp(log - _log_choose(others, drawn))
-    return tf.reduce_sum(chance * self._shared(i, j, held_out), [1, 2])
+    only = tf.ones([], tf.float64)
+    return tf.reduce_sum(chance * self._shared(i, j, only), [1, 2])
 
   def get_config(self) -> dict[str, Any]:
     """Return the metric's configuration."""
@@ -165,7 +168,8 @@ class NDCG(_Gain):
   """Normalized discounted cumulative gain of the first k, NDCG@k.
 
   With the discount 1 / log2(rank + 2), rank from 0, divided by the largest
-  possible sum for the user's number of held-out items.
+  possible sum for the user's number of held-out items. Among drawn items, each
+  held-out item is ranked by itself, and the largest possible gain is 1.
   """
 
   prefix = 'ndcg'
@@ -216,12 +220,19 @@ class CatalogueCoverage(tf.keras.metrics.Metric):
       name='shown', shape=[num_items], initializer='zeros'
     )
 
+  @tf.autograph.experimental.do_not_convert  # It would hide the error.
   def update_state(
     self, y_true: Any, y_pred: Any, sample_weight: Any = None
   ) -> None:
     """Add the first items of users, which count if their weight is above 0."""
     del y_true
-    top = y_pred['top'][:, : self.k]
+    top = y_pred['top']
+    if top.shape[1] < self.k:
+      raise SettingError(
+        f'CatalogueCoverage: the evaluation keeps the first {top.shape[1]} '
+        f'items, but k={self.k}. Pass num_top={self.k} to build_ranking_eval.'
+      )
+    top = top[:, : self.k]
     counts = tf.ones_like(top, tf.float32)
     if sample_weight is not None:
       is_real = tf.reshape(sample_weight, [-1, 1]) > 0

@@ -94,6 +94,9 @@ def solve_by_products(
   Args:
     product: The matrix times a vector.
     right: `[size]`.
+
+  Returns:
+    `[size]`; NaN if the right-hand side or a product is not finite.
   """
   scale = tf.reduce_sum(tf.square(right))
   bound = _TOLERANCE**2 * scale
@@ -126,4 +129,4 @@ def solve_by_products(
     (tf.constant(0), tf.zeros_like(right), right, right, scale),
     parallel_iterations=1,
   )
-  return found
+  return tf.where(tf.math.is_finite(scale), found, float('nan'))

@@ -23,6 +23,7 @@ from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
+from tff_partial.model import models
 from tff_partial.model import ranking_metrics
 
 # Names of the outputs of a model with drawn negatives.
@@ -76,8 +77,8 @@ def build_ranking_eval(
     ... )
 
   Raises:
-    SettingError: If the model does not predict one number for an item, or the
-      evaluation replaces its predictions.
+    SettingError: If the model does not predict one number for an item, has no
+      such input or fewer items, or the evaluation replaces its predictions.
   """
   model = evaluation.model
   *before, last = evaluation.parts.work
@@ -94,6 +95,7 @@ def build_ranking_eval(
       f'build_ranking_eval: the model predicts {model.prediction_spec}, of '
       f'which output={output!r} is no number for an item.'
     )
+  _check_items(model, num_items, item, num_top)
   catalogue = _Catalogue(num_items, item, output, last.read, num_top)
   ranked = model.with_replaced_predictions(
     {
@@ -117,6 +119,30 @@ def build_ranking_eval(
     client_state=evaluation.parts.client_state,
     server_state=evaluation.parts.server_state,
   )
+
+
+def _check_items(
+  model: models.PartialModel, num_items: int, item: str | None, num_top: int
+) -> None:
+  """Refuse a catalogue that a model cannot score, or too many first items."""
+  inputs = model.example_spec['x']
+  names = list(inputs) if isinstance(inputs, Mapping) else [None]
+  if item not in names:
+    raise SettingError(
+      f'build_ranking_eval: item={item!r} is no input of the model, which are '
+      f'{names}.'
+    )
+  path = 'x' if item is None else f'x.{item}'
+  for limits in model.example_spec.ids.get(path, ()):
+    if limits.size is not None and num_items > limits.size:
+      raise SettingError(
+        f'build_ranking_eval: num_items={num_items}, but {limits.what}.'
+      )
+  if not 1 <= num_top <= num_items:
+    raise SettingError(
+      f'build_ranking_eval: num_top={num_top}: expected from 1 to '
+      f'num_items={num_items}.'
+    )
 
 
 class _Catalogue(NamedTuple):

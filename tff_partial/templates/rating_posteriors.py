@@ -328,11 +328,12 @@ def _distance_to_surprise(client: ClientContext) -> tf.Tensor:
   """Return the mean squared distance of the factor to surprises.
 
   A surprise is the square of a residual over what is expected of it: the
-  variance less the user's part of it twice, since the user has seen the rating.
+  variance less the user's part of it twice, since the user has seen the rating,
+  or in so far as its weight below 1 let it.
   """
   batch, scale = batch_of(client), client.weight(LOCAL, SCALE)
-  found = batch.predictions
-  expected = (found[VARIANCE] - 2.0 * found[OF_USER]) / scale
+  found, seen = batch.predictions, tf.minimum(batch.example_weights, 1.0)
+  expected = (found[VARIANCE] - 2.0 * seen * found[OF_USER]) / scale
   surprise = tf.square(batch.y - found[RATING]) / expected
   return batch.mean(tf.square(scale - tf.stop_gradient(surprise)))
 
