@@ -544,6 +544,41 @@ def test_a_mixture_may_be_a_whole_number(rate, model):
   assert 'int' not in str(process.initialize_client.type_signature.result)
 
 
+@pytest.mark.slow
+def test_a_mixture_is_learned_beside_the_variables_that_are_named(
+  model, clients
+):
+  process = algorithms.build_apfl(
+    model,
+    mixture_learning_rate=0.3,
+    training=dataclasses.replace(_TRAINING, variable_filter='predict/.*'),
+  )
+  # In its first round a client's own model begins as what it received.
+  _, found = planted.trained(process, clients, _ROUNDS)
+  every = algorithms.build_apfl(
+    model, mixture_learning_rate=0.3, training=_TRAINING
+  )
+  _, expected = planted.trained(every, clients, _ROUNDS)
+  assert expected['ann'][tiers.CLIENT_VALUES]['alpha'] != 0.5
+  planted.assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+  ('build', 'argument', 'message'),
+  [
+    ('build_apfl', 'personal', 'none of the variables .*: .*predict/kernel'),
+    ('build_fed_ala', 'adaptation', 'none of the values .*: .*predict/kernel'),
+  ],
+)
+def test_names_of_nothing_that_is_mixed_are_refused(
+  build, argument, message, model
+):
+  phase = Phase(variable_filter='head/.*')
+  options = {'mixture_learning_rate': 0.1} if build == 'build_apfl' else {}
+  with pytest.raises(PhaseError, match=message):
+    getattr(algorithms, build)(model, **{argument: phase, **options})
+
+
 @pytest.mark.parametrize(
   'build', ['build_apfl', 'build_ditto', 'build_fed_ala']
 )
