@@ -116,7 +116,8 @@ def _check(
       f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
       'positive.'
     )
-  if not optimizers.is_plain_descent(training.optimizer_of(GLOBAL)):
+  known = [*map(optimizers.in_words, (sgd(learning_rate), Phase().optimizer))]
+  if optimizers.in_words(training.optimizer_of(GLOBAL)) not in known:
     raise SettingError(
       'training.optimizer: clients take plain steps of `learning_rate`, which '
       'control variates correct. Leave it out.'

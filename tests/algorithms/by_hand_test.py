@@ -179,6 +179,10 @@ def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
       'training.optimizer: clients take plain steps of `learning_rate`',
     ),
     (
+      {'training': Phase(optimizer=sgd(0.5))},
+      'training.optimizer: clients take plain steps of `learning_rate`',
+    ),
+    (
       {'training': Phase(rate_factor=0.5)},
       'rate_factor: option 2 divides by .* learning_rate=0.1. Give that rate',
     ),
