@@ -261,6 +261,18 @@ def test_a_rule_that_is_none_is_refused(model):
     baselines.build_fed_yogi(model, rule='adam')
 
 
+@pytest.mark.parametrize('rule', [fed_opt.TFF, fed_opt.PAPER])
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [({'tau': 0.0}, 'tau=0.0: give a positive'), ({'beta_2': 1.5}, 'beta_2')],
+)
+def test_numbers_of_no_adaptive_server_are_refused(
+  rule, options, message, model
+):
+  with pytest.raises(ValueError, match=message):
+    baselines.build_fed_adam(model, rule=rule, **options)
+
+
 # ---- FedDyn ------------------------------------------------------------------
 
 
