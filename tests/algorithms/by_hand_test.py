@@ -302,25 +302,34 @@ def test_fed_dyn(model, clients):
 
 
 @pytest.mark.slow
-def test_a_round_in_which_no_client_counts_moves_nothing(model, clients):
+@pytest.mark.parametrize('build', ['build_fed_dyn', 'build_fed_adam'])
+def test_a_round_in_which_no_client_counts_moves_nothing(build, model, clients):
   # One example leaves none for the second half.
   training = dataclasses.replace(_TRAINING, on=splits.halves().query)
-  process = baselines.build_fed_dyn(model, training=training)
+  process = getattr(baselines, build)(model, training=training)
   clients = {
     'ann': clients['ann'],
     'eve': {name: values[:1] for name, values in clients['ann'].items()},
   }
   once, twice = (
-    _global(planted.trained(process, clients, rounds)[0])
+    planted.trained(process, clients, rounds)[0]
     for rounds in ([['ann']], [['ann'], ['eve']])
   )
-  assert np.abs(once - 1.0).min() > 0
-  np.testing.assert_array_equal(twice, once)
+  assert np.abs(_global(once) - 1.0).min() > 0
+  np.testing.assert_array_equal(_global(twice), _global(once))
+  planted.assert_same(twice.finalizer, once.finalizer)
 
 
-def test_no_share_of_clients_is_refused(model):
-  with pytest.raises(SettingError, match='participation=0.0: the share'):
-    baselines.build_fed_dyn(model, participation=0.0)
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'participation': 0.0}, 'participation=0.0: the share'),
+    ({'penalty': 0.0}, 'penalty=0.0: the server moves by'),
+  ],
+)
+def test_what_fed_dyn_cannot_do_is_refused(options, message, model):
+  with pytest.raises(SettingError, match=message):
+    baselines.build_fed_dyn(model, **options)
 
 
 # ---- Per-FedAvg --------------------------------------------------------------

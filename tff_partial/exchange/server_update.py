@@ -101,7 +101,7 @@ class JoinUpdates:
         trained_type = self._trained.type_signature.result
         self._replaced = _replaced(server_type, trained_type)
       build = tff.learning.templates.build_apply_optimizer_finalizer
-      self._finalizer = build(server_optimizer, trained_type)
+      self._finalizer = build(server_optimizer, trained_type, _moves_nothing)
       self._update_type = trained_type.trainable
 
   def initialize(self) -> tuple[Any, Any]:
@@ -162,6 +162,23 @@ class JoinUpdates:
         new = tff.federated_map(self._replaced, (weights, new))
       weights = new
     return Joined(weights, statistics, joined.state, finalizer, measurements)
+
+
+def _moves_nothing(state: Any, update: Any) -> tuple[tf.Tensor, Any]:
+  """Return True for an update that changes nothing, and measurements.
+
+  It is not finite, or zero: the mean of a round of which no client counts, in
+  which momentum must not move weights either.
+
+  Args:
+    state: The server optimizer's state.
+    update: The mean update.
+  """
+  is_rejected, measurements = tff.learning.templates.reject_non_finite_update(
+    state, update
+  )
+  are_zero = [tf.reduce_all(tf.equal(t, 0)) for t in tf.nest.flatten(update)]
+  return tf.logical_or(is_rejected, tf.reduce_all(are_zero)), measurements
 
 
 def chosen(structure: tff.Type, name: str) -> tff.Computation:
