@@ -170,7 +170,7 @@ def _to_do(
     PhaseError: If `variable_filter` of a phase names none of the client's
       values that it trains, which no model knows.
   """
-  values = weights.get(tiers.CLIENT_VALUES, {})
+  values: Any = weights.get(tiers.CLIENT_VALUES, {})
   for phase in phases.interleaved_phases(part):
     if tiers.CLIENT_VALUES in phase.train and not any(
       map(phase.trains, values)
