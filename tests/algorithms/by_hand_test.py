@@ -126,6 +126,24 @@ def test_scaffold(option, model, clients):
 
 
 @pytest.mark.slow
+def test_scaffold_takes_its_rate_from_where_it_is_given(model, clients):
+  of_training = dataclasses.replace(_TRAINING, optimizer=sgd(0.02))
+  found, expected = (
+    planted.trained(
+      baselines.build_scaffold(model, num_clients=4, **options),
+      clients,
+      _ROUNDS[:2],
+    )
+    for options in (
+      {'training': of_training},
+      {'training': _TRAINING, 'learning_rate': 0.02},
+    )
+  )
+  planted.assert_same(_global(found[0]), _global(expected[0]))
+  planted.assert_same(found[1], expected[1])
+
+
+@pytest.mark.slow
 def test_control_variates_are_gradients_of_what_clients_train_on(
   model, clients
 ):
@@ -179,8 +197,8 @@ def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
       'training.optimizer: clients take plain steps of `learning_rate`',
     ),
     (
-      {'training': Phase(optimizer=sgd(0.5))},
-      'training.optimizer: clients take plain steps of `learning_rate`',
+      {'training': Phase(optimizer=sgd(0.5)), 'learning_rate': 0.2},
+      'learning_rate=0.2: `training.optimizer` takes steps of 0.5. Leave one',
     ),
     (
       {'training': Phase(rate_factor=0.5)},
