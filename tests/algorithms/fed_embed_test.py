@@ -211,6 +211,19 @@ def test_heads_are_averaged_over_all_clients(of_type):
 
 
 @pytest.mark.slow
+def test_heads_follow_by_what_clients_train_on():
+  # A client of two examples trains on one, by which it would stay.
+  stays = groups.Assign(lambda client: tf.minimum(client.count - 1, 1))
+  process = _process(
+    assignments.by_type(PARTS)._replace(reassign=stays),
+    training=dataclasses.replace(_TRAINING, on=splits.halves().support),
+  )
+  weights, _ = _after(process, {'one': _client(0, 3.0, 3.0)})
+  first, second, _ = weights['head/kernel']
+  assert first != second == 0.5
+
+
+@pytest.mark.slow
 def test_an_embedding_is_solved_for_before_the_heads_are_trained():
   optimizers = {tiers.LOCAL: Exact(ridge=1 / 16), tiers.GLOBAL: sgd(0.1)}
   process = _process(

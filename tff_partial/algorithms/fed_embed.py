@@ -104,7 +104,7 @@ def build_fed_embed(
     work=assigned_training.work(
       assignment, [*solved, Interleaved((heads, global_head))], training.on
     ),
-    statistics=[assignments.following(assignment.reassign)]
+    statistics=[assignments.following(assignment.reassign, training.on)]
     if assignment.reassign
     else [],
     aggregation=aggregation,
