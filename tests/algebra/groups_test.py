@@ -219,6 +219,32 @@ def test_a_copy_moves_by_the_mean_of_its_members(runtime):
   )
 
 
+@pytest.mark.slow
+def test_a_copy_without_members_rests_also_with_momentum():
+  process = baselines.build_ifca(
+    _model(
+      'w',
+      group='w',
+      initial_weights=[_build('w', value=value) for value in (-1.0, 1.0)],
+    ),
+    training=Phase(optimizer=sgd(0.1)),
+    server_optimizer=tff.learning.optimizers.build_sgdm(1.0, 0.9),
+  )
+  clients = {'ann': _client(1.0, slope=-2.0), 'bob': _client(1.0, slope=2.0)}
+  with runtimes.native():
+    once, twice = (
+      planted.trained(process, clients, rounds)[0]
+      for rounds in ([['ann', 'bob']], [['ann', 'bob'], ['bob']])
+    )
+  (once, twice) = (
+    process.get_model_weights(state).trainable[GROUP]['w/kernel'].ravel()
+    for state in (once, twice)
+  )
+  assert twice[0] == once[0] == pytest.approx(-1.2)
+  # By a second step, and most of the first again.
+  assert twice[1] == pytest.approx(1.2 + 0.16 + 0.9 * 0.2)
+
+
 # ---- every variable in groups ------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from tff_partial import aggregators
 from tff_partial import groups
 from tff_partial import phases
+from tff_partial.arguments import optimizers
 from tff_partial.client import client_work
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Server
@@ -101,7 +102,9 @@ class JoinUpdates:
         trained_type = self._trained.type_signature.result
         self._replaced = _replaced(server_type, trained_type)
       build = tff.learning.templates.build_apply_optimizer_finalizer
-      self._finalizer = build(server_optimizer, trained_type, _moves_nothing)
+      self._finalizer = build(
+        server_optimizer, trained_type, optimizers.moves_nothing
+      )
       self._update_type = trained_type.trainable
 
   def initialize(self) -> tuple[Any, Any]:
@@ -158,27 +161,13 @@ class JoinUpdates:
           self._model, trained.type_signature.member, self._update_type
         )
         new = tff.federated_map(average, (trained, update, new))
+      if members is not None:
+        of, by = (each.type_signature.member for each in (trained, members))
+        new = tff.federated_map(_rests(of, by), (trained, new, members))
       if self._trained is not None:
         new = tff.federated_map(self._replaced, (weights, new))
       weights = new
     return Joined(weights, statistics, joined.state, finalizer, measurements)
-
-
-def _moves_nothing(state: Any, update: Any) -> tuple[tf.Tensor, Any]:
-  """Return True for an update that changes nothing, and measurements.
-
-  It is not finite, or zero: the mean of a round of which no client counts, in
-  which momentum must not move weights either.
-
-  Args:
-    state: The server optimizer's state.
-    update: The mean update.
-  """
-  is_rejected, measurements = tff.learning.templates.reject_non_finite_update(
-    state, update
-  )
-  are_zero = [tf.reduce_all(tf.equal(t, 0)) for t in tf.nest.flatten(update)]
-  return tf.logical_or(is_rejected, tf.reduce_all(are_zero)), measurements
 
 
 def chosen(structure: tff.Type, name: str) -> tff.Computation:
@@ -225,6 +214,19 @@ def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
     return update
 
   return by_members
+
+
+def _rests(weights_type: tff.Type, members: tff.Type) -> tff.Computation:
+  """Make `(ModelWeights, new, members -> new)`: no members, no move."""
+
+  @tff.tensorflow.computation(weights_type, weights_type, members)
+  def rests(weights: Any, new: Any, members: Any) -> Any:
+    new.trainable[GROUP] = groups.with_members(
+      weights.trainable[GROUP], new.trainable[GROUP], members
+    )
+    return new
+
+  return rests
 
 
 def _names(update_type: tff.StructType) -> list[str]:
