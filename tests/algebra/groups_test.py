@@ -22,6 +22,7 @@ from tff_partial import runtimes
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
 from tff_partial.contexts import ClientContext
+from tff_partial.dp import local_noise
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_variables
 from tff_partial.model import models
@@ -243,6 +244,25 @@ def test_a_copy_without_members_rests_also_with_momentum():
   assert twice[0] == once[0] == pytest.approx(-1.2)
   # By a second step, and most of the first again.
   assert twice[1] == pytest.approx(1.2 + 0.16 + 0.9 * 0.2)
+
+
+@pytest.mark.slow
+def test_clients_that_clip_without_noise_keep_their_weights():
+  clips, plain = (
+    tff_partial.compose(
+      _model('head', group='head'),
+      work=[
+        _BY_SIGN,
+        Phase(train=(GROUP,), optimizer=sgd(0.1), measured=True),
+      ],
+      aggregation=Aggregation(
+        mean_of_members=True, postprocess_update=postprocess
+      ),
+    )
+    for postprocess in (local_noise.LocalNoise(10.0, 0.0), None)
+  )
+  with runtimes.native():
+    planted.assert_close(_weights(clips, _CLIENTS), _weights(plain, _CLIENTS))
 
 
 # ---- every variable in groups ------------------------------------------------
