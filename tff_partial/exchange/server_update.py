@@ -10,7 +10,6 @@ import tensorflow_federated as tff
 from tff_partial import aggregators
 from tff_partial import groups
 from tff_partial import phases
-from tff_partial.arguments import optimizers
 from tff_partial.client import client_work
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Server
@@ -103,7 +102,7 @@ class JoinUpdates:
         self._replaced = _replaced(server_type, trained_type)
       build = tff.learning.templates.build_apply_optimizer_finalizer
       self._finalizer = build(
-        server_optimizer, trained_type, optimizers.moves_nothing
+        server_optimizer, trained_type, aggregators.moves_nothing
       )
       self._update_type = trained_type.trainable
 
