@@ -64,6 +64,11 @@ def build_fed_dyn(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  if not penalty > 0.0:
+    raise SettingError(
+      f'penalty={penalty}: the server moves by what clients subtract over the '
+      'penalty, so that it is more than 0. For none, take FedAvg.'
+    )
   if not 0.0 < participation <= 1.0:
     raise SettingError(
       f'participation={participation}: the share of clients in a round is more '
@@ -108,13 +113,9 @@ class _Dynamic(Optimizer):
 
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
     """Add a share of the mean update, and move by it and by the whole sum."""
-    # The mean update of a round of which no client counts is zero.
-    counts = tf.reduce_any(
-      [tf.reduce_any(tf.not_equal(d, 0)) for d in tf.nest.flatten(gradients)]
-    )
     total = tf.nest.map_structure(
       lambda u, d: u + self._participation * d, state, gradients
     )
     return total, tf.nest.map_structure(
-      lambda x, d, u: tf.where(counts, x - d - u, x), weights, gradients, total
+      lambda x, d, u: x - d - u, weights, gradients, total
     )

@@ -21,6 +21,7 @@ over to the other.
 """
 
 import collections
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -116,15 +117,20 @@ build_fed_adam_eval = build_fed_yogi_eval = partial_training.build_evaluation
 
 def _server(is_yogi: bool, rule: str, *numbers: float) -> Optimizer:
   """Return the server's optimizer by its rule, rates and tau."""
+  *_, tau = numbers
   if rule not in (TFF, PAPER):
     raise SettingError(f'rule={rule!r} is none of {[TFF, PAPER]}.')
-  if rule == PAPER:
-    return _AsPrinted(is_yogi, *numbers)
-  if not is_yogi:
-    return tff.learning.optimizers.build_adam(*numbers)
-  return tff.learning.optimizers.build_yogi(
-    *numbers, initial_preconditioner_value=numbers[-1] ** 2
-  )
+  if not 0.0 < tau < math.inf:
+    raise SettingError(
+      f'tau={tau}: give a positive, finite number. With 0, a weight that never '
+      'moved would be divided by 0.'
+    )
+  builders = tff.learning.optimizers
+  if is_yogi:
+    found = builders.build_yogi(*numbers, initial_preconditioner_value=tau**2)
+  else:
+    found = builders.build_adam(*numbers)  # Which checks the numbers.
+  return _AsPrinted(is_yogi, *numbers) if rule == PAPER else found
 
 
 _RATE = tff.learning.optimizers.LEARNING_RATE_KEY

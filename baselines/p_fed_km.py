@@ -160,7 +160,9 @@ def build_p_fed_km(
       dataclasses.replace(
         training,
         train=(GLOBAL, GROUP),
-        variable_filter=f'(?!{parts.prototypes}$).*',
+        variable_filter=(
+          f'(?!{parts.prototypes}$)({training.variable_filter or ".*"})'
+        ),
         measured=True,
       ),
       clusters.after,

@@ -45,7 +45,7 @@ def build_scaffold(
   model: models.PartialModel,
   *,
   num_clients: int,
-  learning_rate: float = 0.1,
+  learning_rate: float | None = None,
   option: int = 2,
   training: Phase = Phase(),
   aggregation: Aggregation = Aggregation(),
@@ -56,10 +56,11 @@ def build_scaffold(
   Args:
     model: The model, without local variables.
     num_clients: N of the paper, the number of all clients.
-    learning_rate: eta_l of the paper, the rate of the clients' SGD.
+    learning_rate: eta_l of the paper, the rate of the clients' SGD; that of
+      `training.optimizer` by default.
     option: 1 or 2: the update of control variates. Option 1 needs one more pass
       over all examples.
-    training: How a client trains: batches and epochs, at `learning_rate`.
+    training: How a client trains: rate, batches and epochs.
     aggregation: How the server aggregates updates; as in the paper, clients
       have equal weights by default.
     server_optimizer: Applies aggregated updates; eta_g is its rate, 1 by
@@ -72,6 +73,7 @@ def build_scaffold(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  learning_rate = _rate_of(training, learning_rate)
   _check(num_clients, learning_rate, option, training)
   renewed = functools.partial(_renewed, learning_rate, option)
   controls = client_statistics.Statistic(
@@ -106,6 +108,25 @@ def build_scaffold(
 build_scaffold_eval = partial_training.build_evaluation
 
 
+def _rate_of(training: Phase, given: float | None) -> float:
+  """Return the rate of clients' steps, which may be given in either place."""
+  own, usual = training.optimizer_of(GLOBAL), Phase().optimizer_of(GLOBAL)
+  if not optimizers.is_plain_descent(own):
+    raise SettingError(
+      'training.optimizer: clients take plain steps of `learning_rate`, which '
+      'control variates correct. Leave it out.'
+    )
+  rates = [optimizers.rate_of(each) for each in (own, usual)]
+  if given is None:
+    return rates[0]
+  if rates[0] not in (given, rates[1]):
+    raise SettingError(
+      f'learning_rate={given}: `training.optimizer` takes steps of {rates[0]}. '
+      'Leave one of the two out.'
+    )
+  return given
+
+
 def _check(
   num_clients: int, learning_rate: float, option: int, training: Phase
 ) -> None:
@@ -115,11 +136,6 @@ def _check(
     raise SettingError(
       f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
       'positive.'
-    )
-  if not optimizers.is_plain_descent(training.optimizer_of(GLOBAL)):
-    raise SettingError(
-      'training.optimizer: clients take plain steps of `learning_rate`, which '
-      'control variates correct. Leave it out.'
     )
   if option == 2 and training.rate_factor != 1.0:
     raise SettingError(

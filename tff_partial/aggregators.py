@@ -103,6 +103,23 @@ class MeanFactory(RowAggregationFactory, WeightedFactory):
     return self._around(mean).create(value_type, pair)
 
 
+def moves_nothing(state: Any, update: Any) -> tuple[tf.Tensor, Any]:
+  """Return True for an update that changes nothing, and measurements.
+
+  It is not finite, or zero: the mean of a round of which no client counts, in
+  which momentum must not move weights either.
+
+  Args:
+    state: The server optimizer's state.
+    update: The mean update.
+  """
+  is_rejected, measurements = tff.learning.templates.reject_non_finite_update(
+    state, update
+  )
+  are_zero = [tf.reduce_all(tf.equal(t, 0)) for t in tf.nest.flatten(update)]
+  return tf.logical_or(is_rejected, tf.reduce_all(are_zero)), measurements
+
+
 def robust(*, zeroing: bool = True, clipping: bool = True) -> MeanFactory:
   """Return a `tff.learning.robust_aggregator` that also accepts rows of tables.
 

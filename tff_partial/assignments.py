@@ -32,6 +32,7 @@ from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.data import splits
 from tff_partial.model import losses
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -336,7 +337,7 @@ def map_loss(
   return loss
 
 
-def following(reassign: groups.Assign) -> Statistic:
+def following(reassign: groups.Assign, on: splits.Part) -> Statistic:
   """Make the weights of groups follow their clients, section 3.3.1.
 
   Clients send from which group to which they would move by the updated weights,
@@ -345,12 +346,15 @@ def following(reassign: groups.Assign) -> Statistic:
 
   Args:
     reassign: How clients would choose their groups.
+    on: The examples by which they choose, unless `reassign` says.
   """
+  part = on if reassign.on is splits.everything() else reassign.on
 
   def moves(client: ClientContext) -> tf.Tensor:
+    known = client.on(part, random_bits.fold_in(client.seed, 'part'))
     row, column = (
       tf.one_hot(group, client.model.num_groups, dtype=tf.int32)
-      for group in (client.group, reassign.choose(client))
+      for group in (client.group, reassign.choose(known))
     )
     return tf.tensordot(row, column, axes=0)
 

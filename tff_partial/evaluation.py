@@ -269,6 +269,11 @@ def build_query_evaluation(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
+  if personalise is not None and not train:
+    raise client_work.CompositionError(
+      'personalise: clients would train nothing before they are measured. Say '
+      f'which tiers they train, such as train={personalise.train}.'
+    )
   adapts = bool(before) or personalise is not None
   support, query = split or (splits.halves() if adapts else splits.same())
   if weights_fn is None and tiers.PERSONAL in train:

@@ -169,6 +169,26 @@ def members_mean(
   )
 
 
+def with_members(
+  before: tiers.NamedTensors, after: tiers.NamedTensors, members: tf.Tensor
+) -> Any:
+  """Return the copies after a step, and before it of groups without members.
+
+  Else momentum at the server would move these.
+
+  Args:
+    before: Named tensors `[K, ...]`.
+    after: Likewise.
+    members: float32 `[K]`, the total weight of each group's members.
+  """
+
+  def chosen(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    has_any = tf.reshape(members > 0, [-1, *[1] * (old.shape.rank - 1)])
+    return tf.where(has_any, new, old)
+
+  return tf.nest.map_structure(chosen, before, after)
+
+
 def copy_of(stacked: tiers.NamedTensors, group: tf.Tensor) -> Any:
   """Return the weights of one group, from those of all."""
   return tf.nest.map_structure(lambda t: tf.gather(t, group), stacked)

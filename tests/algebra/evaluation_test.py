@@ -281,6 +281,13 @@ def test_an_evaluation_that_measures_nothing_is_refused():
     )
 
 
+def test_an_evaluation_that_personalises_nothing_is_refused():
+  with pytest.raises(client_work.CompositionError, match='Say which tiers'):
+    evaluation.build_query_evaluation(
+      planted.factorization(), personalise=Phase((tiers.LOCAL,))
+    )
+
+
 def test_a_metric_of_several_numbers_is_none_of_a_run():
   """It has no column, and selects no round."""
   each = tf.keras.metrics.F1Score(average=None, threshold=0.5, name='each')

@@ -22,6 +22,7 @@ from tff_partial import runtimes
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
 from tff_partial.contexts import ClientContext
+from tff_partial.dp import local_noise
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_variables
 from tff_partial.model import models
@@ -217,6 +218,51 @@ def test_a_copy_moves_by_the_mean_of_its_members(runtime):
   np.testing.assert_allclose(
     second[GROUP]['head/kernel'], [1.0, 1 + 0.2 * 10 / 3], rtol=1e-6
   )
+
+
+@pytest.mark.slow
+def test_a_copy_without_members_rests_also_with_momentum():
+  process = baselines.build_ifca(
+    _model(
+      'w',
+      group='w',
+      initial_weights=[_build('w', value=value) for value in (-1.0, 1.0)],
+    ),
+    training=Phase(optimizer=sgd(0.1)),
+    server_optimizer=tff.learning.optimizers.build_sgdm(1.0, 0.9),
+  )
+  clients = {'ann': _client(1.0, slope=-2.0), 'bob': _client(1.0, slope=2.0)}
+  with runtimes.native():
+    once, twice = (
+      planted.trained(process, clients, rounds)[0]
+      for rounds in ([['ann', 'bob']], [['ann', 'bob'], ['bob']])
+    )
+  (once, twice) = (
+    process.get_model_weights(state).trainable[GROUP]['w/kernel'].ravel()
+    for state in (once, twice)
+  )
+  assert twice[0] == once[0] == pytest.approx(-1.2)
+  # By a second step, and most of the first again.
+  assert twice[1] == pytest.approx(1.2 + 0.16 + 0.9 * 0.2)
+
+
+@pytest.mark.slow
+def test_clients_that_clip_without_noise_keep_their_weights():
+  clips, plain = (
+    tff_partial.compose(
+      _model('head', group='head'),
+      work=[
+        _BY_SIGN,
+        Phase(train=(GROUP,), optimizer=sgd(0.1), measured=True),
+      ],
+      aggregation=Aggregation(
+        mean_of_members=True, postprocess_update=postprocess
+      ),
+    )
+    for postprocess in (local_noise.LocalNoise(10.0, 0.0), None)
+  )
+  with runtimes.native():
+    planted.assert_close(_weights(clips, _CLIENTS), _weights(plain, _CLIENTS))
 
 
 # ---- every variable in groups ------------------------------------------------

@@ -126,6 +126,24 @@ def test_scaffold(option, model, clients):
 
 
 @pytest.mark.slow
+def test_scaffold_takes_its_rate_from_where_it_is_given(model, clients):
+  of_training = dataclasses.replace(_TRAINING, optimizer=sgd(0.02))
+  found, expected = (
+    planted.trained(
+      baselines.build_scaffold(model, num_clients=4, **options),
+      clients,
+      _ROUNDS[:2],
+    )
+    for options in (
+      {'training': of_training},
+      {'training': _TRAINING, 'learning_rate': 0.02},
+    )
+  )
+  planted.assert_same(_global(found[0]), _global(expected[0]))
+  planted.assert_same(found[1], expected[1])
+
+
+@pytest.mark.slow
 def test_control_variates_are_gradients_of_what_clients_train_on(
   model, clients
 ):
@@ -177,6 +195,10 @@ def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
     (
       {'training': Phase(optimizer=tff.learning.optimizers.build_adam(0.1))},
       'training.optimizer: clients take plain steps of `learning_rate`',
+    ),
+    (
+      {'training': Phase(optimizer=sgd(0.5)), 'learning_rate': 0.2},
+      'learning_rate=0.2: `training.optimizer` takes steps of 0.5. Leave one',
     ),
     (
       {'training': Phase(rate_factor=0.5)},
@@ -257,6 +279,18 @@ def test_a_rule_that_is_none_is_refused(model):
     baselines.build_fed_yogi(model, rule='adam')
 
 
+@pytest.mark.parametrize('rule', [fed_opt.TFF, fed_opt.PAPER])
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [({'tau': 0.0}, 'tau=0.0: give a positive'), ({'beta_2': 1.5}, 'beta_2')],
+)
+def test_numbers_of_no_adaptive_server_are_refused(
+  rule, options, message, model
+):
+  with pytest.raises(ValueError, match=message):
+    baselines.build_fed_adam(model, rule=rule, **options)
+
+
 # ---- FedDyn ------------------------------------------------------------------
 
 
@@ -286,25 +320,34 @@ def test_fed_dyn(model, clients):
 
 
 @pytest.mark.slow
-def test_a_round_in_which_no_client_counts_moves_nothing(model, clients):
+@pytest.mark.parametrize('build', ['build_fed_dyn', 'build_fed_adam'])
+def test_a_round_in_which_no_client_counts_moves_nothing(build, model, clients):
   # One example leaves none for the second half.
   training = dataclasses.replace(_TRAINING, on=splits.halves().query)
-  process = baselines.build_fed_dyn(model, training=training)
+  process = getattr(baselines, build)(model, training=training)
   clients = {
     'ann': clients['ann'],
     'eve': {name: values[:1] for name, values in clients['ann'].items()},
   }
   once, twice = (
-    _global(planted.trained(process, clients, rounds)[0])
+    planted.trained(process, clients, rounds)[0]
     for rounds in ([['ann']], [['ann'], ['eve']])
   )
-  assert np.abs(once - 1.0).min() > 0
-  np.testing.assert_array_equal(twice, once)
+  assert np.abs(_global(once) - 1.0).min() > 0
+  np.testing.assert_array_equal(_global(twice), _global(once))
+  planted.assert_same(twice.finalizer, once.finalizer)
 
 
-def test_no_share_of_clients_is_refused(model):
-  with pytest.raises(SettingError, match='participation=0.0: the share'):
-    baselines.build_fed_dyn(model, participation=0.0)
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'participation': 0.0}, 'participation=0.0: the share'),
+    ({'penalty': 0.0}, 'penalty=0.0: the server moves by'),
+  ],
+)
+def test_what_fed_dyn_cannot_do_is_refused(options, message, model):
+  with pytest.raises(SettingError, match=message):
+    baselines.build_fed_dyn(model, **options)
 
 
 # ---- Per-FedAvg --------------------------------------------------------------
@@ -542,6 +585,41 @@ def test_a_mixture_may_be_a_whole_number(rate, model):
     model, mixture=1, mixture_learning_rate=rate, training=_TRAINING
   )
   assert 'int' not in str(process.initialize_client.type_signature.result)
+
+
+@pytest.mark.slow
+def test_a_mixture_is_learned_beside_the_variables_that_are_named(
+  model, clients
+):
+  process = algorithms.build_apfl(
+    model,
+    mixture_learning_rate=0.3,
+    training=dataclasses.replace(_TRAINING, variable_filter='predict/.*'),
+  )
+  # In its first round a client's own model begins as what it received.
+  _, found = planted.trained(process, clients, _ROUNDS)
+  every = algorithms.build_apfl(
+    model, mixture_learning_rate=0.3, training=_TRAINING
+  )
+  _, expected = planted.trained(every, clients, _ROUNDS)
+  assert expected['ann'][tiers.CLIENT_VALUES]['alpha'] != 0.5
+  planted.assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+  ('build', 'argument', 'message'),
+  [
+    ('build_apfl', 'personal', 'none of the variables .*: .*predict/kernel'),
+    ('build_fed_ala', 'adaptation', 'none of the values .*: .*predict/kernel'),
+  ],
+)
+def test_names_of_nothing_that_is_mixed_are_refused(
+  build, argument, message, model
+):
+  phase = Phase(variable_filter='head/.*')
+  options = {'mixture_learning_rate': 0.1} if build == 'build_apfl' else {}
+  with pytest.raises(PhaseError, match=message):
+    getattr(algorithms, build)(model, **{argument: phase, **options})
 
 
 @pytest.mark.parametrize(

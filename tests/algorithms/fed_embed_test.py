@@ -34,6 +34,7 @@ from tff_partial.exchange import messages
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
+from tff_partial.phases import PhaseError
 from tff_partial.phases import sgd
 from tff_partial.solvers.exact import Exact
 
@@ -207,6 +208,19 @@ def test_heads_are_averaged_over_all_clients(of_type):
   # Nobody is of sub-population 0. And the head that client two has was right.
   np.testing.assert_array_equal(both['head/kernel'][[0, 2]], [[[0.5]], [[0.5]]])
   assert [each['group'] for each in kept] == [1, 2]
+
+
+@pytest.mark.slow
+def test_heads_follow_by_what_clients_train_on():
+  # A client of two examples trains on one, by which it would stay.
+  stays = groups.Assign(lambda client: tf.minimum(client.count - 1, 1))
+  process = _process(
+    assignments.by_type(PARTS)._replace(reassign=stays),
+    training=dataclasses.replace(_TRAINING, on=splits.halves().support),
+  )
+  weights, _ = _after(process, {'one': _client(0, 3.0, 3.0)})
+  first, second, _ = weights['head/kernel']
+  assert first != second == 0.5
 
 
 @pytest.mark.slow
@@ -596,6 +610,18 @@ def test_pfedkm_joins_users_of_like_gradients_of_the_whole_model():
   _assert_measured_with_the_second_head(process)
 
 
+@pytest.mark.slow
+def test_pfedkm_trains_the_variables_that_are_named():
+  process = baselines.build_p_fed_km(
+    _clustered_by_model(),
+    parts=PARTS,
+    training=dataclasses.replace(_TRAINING, variable_filter='encoder/.*'),
+  )
+  weights, _ = _after(process, {'up': _client(0, 3.0)})
+  # From zero, where all heads begin.
+  np.testing.assert_array_equal(weights['head/kernel'][:, 0, 0], [0.0, 0.0])
+
+
 def test_centers_of_another_length_are_refused():
   model = _clustered_by_model(
     build=functools.partial(_build_clustered_by_model, 3)
@@ -684,6 +710,20 @@ def test_new_clients_train_their_embedding_through_the_global_head(of_type):
 
 
 # ---- what does not fit -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('build', 'argument'),
+  [('build_fed_embed', 'training'), ('build_fed_embed_eval', 'personalise')],
+)
+def test_names_of_variables_beside_their_roles_are_refused(build, argument):
+  with pytest.raises(PhaseError, match=r"variable_filter='head/.\*': which"):
+    getattr(algorithms, build)(
+      _model(),
+      parts=PARTS,
+      assignment=assignments.by_type(PARTS),
+      **{argument: Phase(variable_filter='head/.*')},
+    )
 
 
 def _compose(model: models.PartialModel, *work: Any) -> Any:

@@ -73,6 +73,21 @@ def test_a_round_is_that_of_numpy(labels) -> None:
   np.testing.assert_allclose(after['scores/gram'], items.T @ items, atol=1e-4)
 
 
+def test_where_no_client_counts_all_stays_as_it_is() -> None:
+  process = algorithms.build_fed_ials(_model(), memory=0.5)
+  once = planted.run(
+    process, planted.cohort_of(process, _clients({'a': 9, 'b': 4}), 1)
+  ).state
+  twice = process.next(once, [], []).state
+  planted.assert_same(
+    planted.global_weights(process, twice),
+    planted.global_weights(process, once),
+  )
+  planted.assert_same(
+    process.get_server_state(twice), process.get_server_state(once)
+  )
+
+
 @pytest.mark.slow
 def test_a_user_ranks_what_others_like_with_its_items() -> None:
   """Two kinds of users like two halves of the items; one item is held out."""

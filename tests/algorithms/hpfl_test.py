@@ -278,6 +278,15 @@ def test_hpfl_is_both(
   _assert_alike(result, expected, atol=5e-5)
 
 
+@pytest.mark.slow
+def test_more_drafts_than_there_is_room_for_are_an_error(
+  model: models.PartialModel,
+) -> None:
+  few = drafts.ClientCenters(1, 1, rows_per_center=1)
+  with pytest.raises(Exception, match='more centers than num_collected=1'):
+    _trained(model, rounds=1, drafts=few)
+
+
 def test_eq_2_as_printed_weighs_far_centers_more() -> None:
   centers = {
     'rows': tf.constant([[1.0, 0.0], [4.0, 0.0], [9.0, 9.0]]),

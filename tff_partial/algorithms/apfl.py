@@ -86,6 +86,8 @@ def build_apfl(
             train=(PERSONAL, CLIENT_VALUES) if adaptive else (PERSONAL,),
             optimizer=optimizer,
             weights_fn=_weights_fn(mixture, adaptive),
+            variable_filter=personal.variable_filter
+            and f'{personal.variable_filter}|{_ALPHA}',
             measured=True,
           ),
           dataclasses.replace(

@@ -49,7 +49,8 @@ def build_fed_ala(
 ) -> PartialProcess:
   """Build FedALA: mix the received model with the client's own, and train that.
 
-  Metrics of training are those of the mixture, before each step of its shares.
+  Metrics of training are those of the mixture, before each step of its shares,
+  and clients weigh by the examples on which they learn these.
 
   Args:
     model: The model, without local variables.

@@ -38,6 +38,7 @@ from tff_partial.model import models
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
+from tff_partial.phases import PhaseError
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import assigned_training
@@ -81,6 +82,7 @@ def build_fed_embed(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
+  _check_unfiltered(training)
   shared, own = training.optimizer_of(GLOBAL), training.optimizer_of(LOCAL)
   training = dataclasses.replace(
     training, optimizer={GLOBAL: shared, GROUP: shared, LOCAL: own}
@@ -102,7 +104,7 @@ def build_fed_embed(
     work=assigned_training.work(
       assignment, [*solved, Interleaved((heads, global_head))], training.on
     ),
-    statistics=[assignments.following(assignment.reassign)]
+    statistics=[assignments.following(assignment.reassign, training.on)]
     if assignment.reassign
     else [],
     aggregation=aggregation,
@@ -146,8 +148,18 @@ def build_fed_embed_eval(
   if personalise:
     new = dataclasses.replace(personalise, train=(LOCAL,), measured=False)
     if assignment.assign:
+      _check_unfiltered(personalise)
       new = assignments.embedding_phase(parts, personalise)
     assignment = assignment._replace(before=(new, *assignment.before))
   return assigned_training.build_evaluation(
     model, remember_group(persist_local), assignment, split=split
   )
+
+
+def _check_unfiltered(how: Phase) -> None:
+  """Refuse names of variables, which the roles of variables replace."""
+  if how.variable_filter is not None:
+    raise PhaseError(
+      f'variable_filter={how.variable_filter!r}: which variables each loss '
+      'trains follows from `FedEmbedVariables`. Leave it out.'
+    )

@@ -15,7 +15,7 @@ privacy-preserving personalized recommendation system", 2019).
 Deviations: the server solves for items exactly, where Ammad-ud-din et al. take
 gradient steps. Clients need not all take part in a round: sums of earlier
 rounds then count by the weight `memory`, and a client's own earlier part is not
-replaced.
+replaced. In a round in which no client counts all stays as it is.
 """
 
 import collections
@@ -70,19 +70,21 @@ def build_fed_ials(
   packing = Packing(size)
 
   def add_users(server: Server, found: Any) -> Server:
-    sums = {name: memory * server.state[name] + found[name] for name in found}
+    kept = tf.where(found['number'] > 0, memory, 1.0)
+    sums = {name: kept * server.state[name] + found[name] for name in found}
     state = collections.OrderedDict(server.state, **sums)
     return server._replace(state=state)
 
   def solve_items(server: Server, found: tf.Tensor) -> Server:
-    items = memory * server.state['items'] + found
+    counts = tf.reduce_any(found[:, 0] > 0)
+    items = tf.where(counts, memory, 1.0) * server.state['items'] + found
     item = _solved(server.state, items, packing, weighting)
     new = {
       factors.ITEM: item,
       factors.GRAM: tf.matmul(item, item, transpose_a=True),
     }
     state = collections.OrderedDict(server.state, items=items)
-    return server.with_solved(new, state, server.state['number'] > 0)
+    return server.with_solved(new, state, counts)
 
   return compose(
     model,

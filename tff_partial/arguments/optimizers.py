@@ -70,6 +70,14 @@ def has_rate(optimizer: Optimizer) -> bool:
     )
 
 
+def rate_of(optimizer: Optimizer) -> float:
+  """Return the learning rate of an optimizer that has one."""
+  with tf.init_scope():
+    state = optimizer.initialize(tf.TensorSpec([1], tf.float32))
+    rates = optimizer.get_hparams(state)
+    return float(rates[tff.learning.optimizers.LEARNING_RATE_KEY])
+
+
 def in_words(setting: Any) -> str:
   """Return a setting of a phase as a short text.
 

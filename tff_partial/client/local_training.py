@@ -164,7 +164,21 @@ def run(
 def _to_do(
   number: int, part: phases.Phase | phases.Interleaved, weights: tiers.Weights
 ) -> dict[str, phases.Phase]:
-  """Return the phases of a part that have anything to do, by name."""
+  """Return the phases of a part that have anything to do, by name.
+
+  Raises:
+    PhaseError: If `variable_filter` of a phase names none of the client's
+      values that it trains, which no model knows.
+  """
+  values: Any = weights.get(tiers.CLIENT_VALUES, {})
+  for phase in phases.interleaved_phases(part):
+    if tiers.CLIENT_VALUES in phase.train and not any(
+      map(phase.trains, values)
+    ):
+      raise phases.PhaseError(
+        f'variable_filter={phase.variable_filter!r} names none of the values '
+        f'that the phase could train: {list(values)}.'
+      )
   return {
     optimizer_slots.name_of(number, place): phase
     for place, phase in enumerate(phases.interleaved_phases(part))

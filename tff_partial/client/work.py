@@ -141,8 +141,8 @@ def check(work: phases.Work, model: models.PartialModel) -> None:
         'A phase trains copies of the global variables, but the model has no '
         f'global variables: it has {list(model.tiers)} ones.'
       )
-    if tiers.CLIENT_VALUES in phase.train:
-      continue  # The algorithm defines its names.
+    if phase.train == (tiers.CLIENT_VALUES,):
+      continue  # The algorithm defines their names.
     if phase.variable_filter is not None and not any(map(phase.trains, names)):
       raise phases.PhaseError(
         f'variable_filter={phase.variable_filter!r} names none of the '

@@ -45,7 +45,8 @@ class ClientCenters:
   """Drafts by clients' centers, which the server clusters again.
 
   Attributes:
-    num_collected: Maximum number of centers of all clients at the server.
+    num_collected: Maximum number of centers of all clients at the server; a
+      round of which more are sent is refused.
     num_centers: Maximum number of global centers.
     rows_per_center: Number of rows per center, at a client and again at the
       server; ten in the paper.
@@ -93,7 +94,14 @@ class ClientCenters:
       )
 
     def update(server: Server, collected: Any) -> Server:
-      is_real = collected[IS_REAL]
+      too_many = tf.debugging.assert_less_equal(
+        collected['num_sent'],
+        self.num_collected,
+        f'{table}: clients sent more centers than num_collected='
+        f'{self.num_collected}. Give the most that all of a round send.',
+      )
+      with tf.control_dependencies([too_many] if too_many is not None else []):
+        is_real = tf.identity(collected[IS_REAL])
       seed = tf.constant(random_bits.derive(model.seed, f'centers of {table}'))
       found = clustering.k_means(
         collected[ROWS],

@@ -116,7 +116,8 @@ def client_update(
         statistics[statistic.name] = value
     if spec.postprocess_update is not None and update:
       update = spec.postprocess_update(update, sending_seed(known.seed))
-    if getattr(spec.postprocess_update, 'mechanism', None) is not None:
+    mechanism = getattr(spec.postprocess_update, 'mechanism', None)
+    if mechanism is not None and mechanism.noise_multiplier:
       # The weight must not reveal if the client had examples either.
       weight = tf.ones([])
     return ClientUpdate(

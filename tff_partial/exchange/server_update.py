@@ -101,7 +101,9 @@ class JoinUpdates:
         trained_type = self._trained.type_signature.result
         self._replaced = _replaced(server_type, trained_type)
       build = tff.learning.templates.build_apply_optimizer_finalizer
-      self._finalizer = build(server_optimizer, trained_type)
+      self._finalizer = build(
+        server_optimizer, trained_type, aggregators.moves_nothing
+      )
       self._update_type = trained_type.trainable
 
   def initialize(self) -> tuple[Any, Any]:
@@ -158,6 +160,9 @@ class JoinUpdates:
           self._model, trained.type_signature.member, self._update_type
         )
         new = tff.federated_map(average, (trained, update, new))
+      if members is not None:
+        of, by = (each.type_signature.member for each in (trained, members))
+        new = tff.federated_map(_rests(of, by), (trained, new, members))
       if self._trained is not None:
         new = tff.federated_map(self._replaced, (weights, new))
       weights = new
@@ -208,6 +213,19 @@ def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
     return update
 
   return by_members
+
+
+def _rests(weights_type: tff.Type, members: tff.Type) -> tff.Computation:
+  """Make `(ModelWeights, new, members -> new)`: no members, no move."""
+
+  @tff.tensorflow.computation(weights_type, weights_type, members)
+  def rests(weights: Any, new: Any, members: Any) -> Any:
+    new.trainable[GROUP] = groups.with_members(
+      weights.trainable[GROUP], new.trainable[GROUP], members
+    )
+    return new
+
+  return rests
 
 
 def _names(update_type: tff.StructType) -> list[str]:
