@@ -108,6 +108,11 @@ def main(config: Config, output: Output, asked: Support) -> None:
         seed=config.seed,
         server_state=saved.best_server_state,
       )
+      if not any(map(tff_partial.evaluation.num_measured, measured.values())):
+        raise OptionError(
+          f'--after={after}: of the users {name!r} none has so many examples '
+          'and one to be measured on. Give a smaller number.'
+        )
       for size, metrics in measured.items():
         pooled = {k: v for k, v in metrics.items() if k != 'per_client'}
         rows.append({_WHO: name, _SUPPORT: size, **pooled})
@@ -117,6 +122,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
       rows += [
         {_WHO: f'{name}, {predictor}', _SUPPORT: size, metric: found[name]}
         for name in new
+        if name in found
       ]
   frame = pd.DataFrame(rows)
   path = pathlib.Path(str(output.output_dir))

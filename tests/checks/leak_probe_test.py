@@ -1,9 +1,13 @@
 """Random tastes rank as by chance, but for a protocol that leaks."""
 
 import pytest
+import tensorflow as tf
 
 from tff_partial import algorithms
+from tff_partial import from_keras
+from tff_partial import sgd
 from tff_partial.checks import leak_probe
+from tff_partial.checks import split_personalization
 from tff_partial.data import splits
 from tff_partial.templates import implicit_factors
 from tff_partial.templates import ranking
@@ -29,3 +33,25 @@ def test_only_what_was_held_out_tells_of_random_tastes(told) -> None:
   )
   assert probe.leaks == told
   assert probe.hit_rate > 0.3 if told else abs(probe.hit_rate - 0.1) < 0.08
+
+
+def _factors() -> tf.keras.Model:
+  item = tf.keras.Input([], dtype=tf.int32)
+  vector = tf.keras.layers.Embedding(_ITEMS, 4, 'normal')(item)
+  return tf.keras.Model(item, tf.keras.layers.Dense(1, name='own')(vector))
+
+
+@pytest.mark.slow
+def test_what_diverges_is_not_probed() -> None:
+  model, split = from_keras(_factors, local='own', loss='mse'), splits.by_mark()
+  steps = {'reconstruction_optimizer': sgd(1e30), 'batch_size': 4}
+  evaluation = algorithms.build_fed_recon_eval(model, split=split, **steps)
+  with pytest.raises(split_personalization.CheckError, match='not finite'):
+    leak_probe.probe_leak(
+      algorithms.build_fed_recon(model, **steps),
+      ranking.build_ranking_eval(evaluation, _ITEMS, split=split),
+      _ITEMS,
+      chance=0.1,
+      num_users=10,
+      rounds=1,
+    )

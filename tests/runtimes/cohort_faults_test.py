@@ -7,6 +7,7 @@ the value, or the error, that it gets natively.
 import collections
 from collections.abc import Callable
 import gc
+import inspect
 import threading
 from typing import Any
 
@@ -184,6 +185,17 @@ _DOUBTFUL: dict[str, tuple[Callable[..., Any], np.ndarray, np.ndarray]] = {
   'erfinv': (tf.math.erfinv, _floats(-1, 0.5), _floats(1.5, 0.5)),
   'slope of relu': (_slope(tf.nn.relu), _floats(1, -1), _floats(1, _NAN)),
   'slope of rsqrt': (_slope(tf.math.rsqrt), _floats(1, 4), _floats(1, -1)),
+  'slope of selu': (_slope(tf.nn.selu), _floats(1, -1), _floats(1, 0)),
+  'slope of a distance': (
+    _slope(lambda x: tf.sqrt(x) * tf.sign(x)),
+    _floats(4, 1),
+    _floats(4, 0),
+  ),
+  'cross-entropy': (
+    lambda x: tf.nn.softmax_cross_entropy_with_logits([0.0, 1.0], x),
+    _floats(1, 2),
+    _floats(-_INFINITE, 2),
+  ),
   'pooling': (
     lambda x: tf.nn.max_pool1d(x[None, :, None], 2, 1, 'VALID'),
     _floats(1, 2, 3),
@@ -778,7 +790,7 @@ def test_what_is_said_to_agree_does(number):
   # Matrices and the like, which are other than these numbers.
   others = ('BiasAddGrad', 'Conj', 'Diag', 'DiagPart', 'LogSoftmax')
   others += ('BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'BiasAdd')
-  others += ('MatMul', 'SoftmaxCrossEntropyWithLogits')
+  others += ('MatMul',)
   names = [name for name in _of_floats(number) if name not in others]
   assert len(names) > 15
   inputs = [grid.ravel() for grid in np.meshgrid(*[_EDGES] * number)]
@@ -798,3 +810,24 @@ def test_what_is_said_to_agree_does(number):
       atol=1e-5,
       err_msg=name,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name',
+  ['EluGrad', 'Relu6Grad', 'ReluGrad', 'RsqrtGrad', 'SeluGrad', 'SqrtGrad'],
+)
+def test_slopes_that_differ_are_doubted(name):
+  inputs = [grid.ravel() for grid in np.meshgrid(_EDGES, _EDGES)]
+  compiled = tf.function(
+    lambda *inputs: _computed([name], list(inputs))[name], jit_compile=True
+  )
+  tensors = [tf.constant(x) for x in inputs]
+  differ = ~np.isclose(
+    compiled(*tensors), _computed([name], tensors)[name], equal_nan=True
+  )
+  assert differ.any()
+  doubt = agreement._OF_FLOATS[name]
+  number = len(inspect.signature(doubt).parameters)
+  for place in np.flatnonzero(differ):
+    assert doubt(*[tensor[place] for tensor in tensors[:number]])

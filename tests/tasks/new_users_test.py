@@ -83,6 +83,7 @@ def test_new_users_are_told_what_the_server_knows(folders):
     ('ratings', '--support=1,x', '--support=1,x: expected numbers from 0'),
     ('ratings', '--support=-1', 'expected numbers from 0'),
     ('ratings', '--after=3', '--after=3: --support has 10 examples'),
+    ('documents', '--after=9999', "of the users 'new' none has so many"),
   ],
 )
 def test_what_cannot_be_measured_is_refused(folders, run, flag, said):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_partial import evaluation as evaluations
+from tff_partial.checks.split_personalization import CheckError
 from tff_partial.data import packing
 from tff_partial.data import splits
 from tff_partial.processes import PartialProcess
@@ -66,6 +67,9 @@ def probe_leak(
     rounds: Number of rounds.
     labels: The label of each example.
     seed: Draws the tastes, and what training draws.
+
+  Raises:
+    CheckError: If the training of a user is not finite.
   """
   draw = np.random.default_rng(seed)
   items = [
@@ -99,11 +103,17 @@ def probe_leak(
     clients_per_round=num_users,
     seed=seed,
   )
-  found = evaluation_sets.evaluate(
+  measured = evaluation_sets.evaluate(
     evaluation_sets.EvaluationSet(
       evaluation, pack(evaluation.example_spec, num_interactions)
     ),
     result.weights,
     seed=seed,
-  )['per_client'][metric]
+  )
+  if result.train.get('num_not_finite') or measured['num_not_finite']:
+    raise CheckError(
+      'The losses or weights of a user are not finite, so that it counts for '
+      'nothing. Lower the learning rates.'
+    )
+  found = measured['per_client'][metric]
   return LeakProbe(found['mean'], chance, found['std'] / num_users**0.5)

@@ -50,8 +50,8 @@ _AGREE = frozenset(
   PadV2 PartitionedCall Placeholder PreventGradient Prod RFFT Range Rank Real
   RealDiv Reciprocal Relu Relu6 Reshape ReverseV2 Rint Roll Round Rsqrt Select
   SelectV2 Selu Shape ShapeN Sigmoid SigmoidGrad Sign Sin Sinh Size Snapshot
-  SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SoftsignGrad
-  SpaceToDepth Split SplitV Sqrt Square SquaredDifference Squeeze
+  Softplus SoftplusGrad Softsign SoftsignGrad SpaceToDepth Split SplitV Sqrt
+  Square SquaredDifference Squeeze
   StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile
   StopGradient StridedSliceGrad Sub Sum Tan Tanh TanhGrad TensorListFromTensor
   TensorListLength TensorListReserve TensorListStack Tile Transpose Unpack
@@ -75,6 +75,15 @@ def _outside(indices: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
 
 def _has_nan(x: tf.Tensor) -> tf.Tensor:
   return _any(tf.math.is_nan(x))
+
+
+def _not_finite(x: tf.Tensor) -> tf.Tensor:
+  return _any(~tf.math.is_finite(x))
+
+
+def _of_relu(gradients: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+  # Kernels multiply by the slope, also zero; XLA selects.
+  return _any(tf.math.is_nan(features), ~tf.math.is_finite(gradients))
 
 
 def _rows(sizes: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
@@ -135,18 +144,25 @@ _OF_INTEGERS: Mapping[str, Doubt] = {
 _OF_FLOATS: Mapping[str, Doubt] = {
   'ArgMax': _has_nan,
   'ArgMin': _has_nan,
-  'CheckNumerics': lambda x: _any(~tf.math.is_finite(x)),
+  'CheckNumerics': _not_finite,
   'ClipByValue': lambda x, low, high: _any(~(low <= high)),
   'EluGrad': lambda gradients, outputs: _has_nan(outputs),
   'Erfinv': lambda x: _any(~(tf.abs(x) <= 1.0)),
   'MaxPool': lambda x: _any(~(x > x.dtype.min)),
   'MaxPoolGrad': _has_nan,
-  'Relu6Grad': lambda gradients, features: _has_nan(features),
-  'ReluGrad': lambda gradients, features: _has_nan(features),
-  'RsqrtGrad': _has_nan,
-  'SeluGrad': lambda gradients, outputs: _has_nan(outputs),
+  'Relu6Grad': _of_relu,
+  'ReluGrad': _of_relu,
+  # Kernels let a gradient of zero be zero, whatever the slope.
+  'RsqrtGrad': lambda outputs: _not_finite(outputs * outputs * outputs),
+  # Kernels take the slope above zero at zero, XLA that below.
+  'SeluGrad': lambda gradients, outputs: _any(
+    tf.math.is_nan(outputs), tf.equal(outputs, 0.0)
+  ),
   'Softmax': lambda x: _any(~(x <= x.dtype.max)),
-  'SqrtGrad': _has_nan,
+  'SoftmaxCrossEntropyWithLogits': _not_finite,
+  'SqrtGrad': lambda outputs, gradients: _any(
+    tf.math.is_nan(outputs), tf.equal(outputs, 0.0) & tf.equal(gradients, 0.0)
+  ),
   'TopKV2': _top,
   'UnsortedSegmentMax': _largest_segments,
   'UnsortedSegmentMin': _largest_segments,
