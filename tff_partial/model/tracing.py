@@ -33,8 +33,10 @@ _DRAWS = (
   'RngReadAndSkip',
 )
 
-# A line of a stack that names what was raised.
+# A line of a stack that names what was raised, and what Keras adds to it.
 _RAISED = re.compile(r'\w*(Error|Exception): ')
+_CALLING = 'Exception encountered when calling'
+_RECEIVED = 'rguments received by'
 
 # Name scope of operations whose shapes follow from data, which XLA refuses.
 DYNAMIC = 'dynamic_shapes'
@@ -160,15 +162,12 @@ def reason(error: Exception) -> str:
   # prints it in bold.
   text = str(error).replace('\x1b[1m', '').replace('\x1b[0m', '')
   lines = [line.strip() for line in text.split('\n') if line.strip()]
+  lines = list(itertools.takewhile(lambda line: _RECEIVED not in line, lines))
+  if any(line.startswith('in user code') for line in lines):
+    raised = [i for i, line in enumerate(lines) if _RAISED.match(line)]
+    lines = lines[raised[-1] if raised else -1 :]
+  lines = [line for line in lines if _CALLING not in line] or lines
   lines = lines or [type(error).__name__]
-  if lines[0].startswith('in user code'):
-    at = [i for i, line in enumerate(lines) if _RAISED.match(line)]
-    lines = lines[at[-1] if at else -1 :]
-  if 'Exception encountered when calling' in lines[0]:
-    rest = itertools.takewhile(
-      lambda line: 'rguments received by' not in line, lines[1:]
-    )
-    lines = list(rest) or lines
   line = lines[0]
   return line if line.endswith('.') else f'{line}.'
 
