@@ -33,6 +33,7 @@ import tensorflow_federated as tff
 
 from tff_partial import aggregators
 from tff_partial.composition import Aggregation
+from tff_partial.composition import with_equal_weights
 from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -74,12 +75,13 @@ def build_fed_att(
     raise SettingError(
       f'step_size={step_size}: the server follows by a positive, finite number.'
     )
+  aggregation = with_equal_weights(aggregation)
   mean = aggregation.aggregator or aggregators.MeanFactory()
   return partial_training.build_simultaneous(
     model,
     training=training,
     aggregation=dataclasses.replace(
-      aggregation.with_equal_weights, aggregator=AttentiveFactory(mean)
+      aggregation, aggregator=AttentiveFactory(mean)
     ),
     server_optimizer=sgd(step_size),
   )

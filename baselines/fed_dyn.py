@@ -25,6 +25,7 @@ from tff_partial import client_state
 from tff_partial import tiers
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
+from tff_partial.composition import with_equal_weights
 from tff_partial.contexts import ClientContext
 from tff_partial.errors import SettingError
 from tff_partial.model import models
@@ -91,7 +92,7 @@ def build_fed_dyn(
       partial_training.trained(training, proximal(penalty), linear(against))
     ],
     client_state=client_state.persist_slopes(renewed),
-    aggregation=aggregation.with_equal_weights,
+    aggregation=with_equal_weights(aggregation),
     server_optimizer=_Dynamic(participation),
   )
 

@@ -24,6 +24,7 @@ noise, and clients without examples also send noise.
 import dataclasses
 
 from tff_partial.composition import Aggregation
+from tff_partial.composition import with_equal_weights
 from tff_partial.dp.local_noise import LaplaceNoise
 from tff_partial.dp.local_noise import LocalNoise
 from tff_partial.errors import SettingError
@@ -63,6 +64,7 @@ def build_fed_noise(
     CompositionError, SettingError, PhaseError: If the arguments do not fit
       together.
   """
+  aggregation = with_equal_weights(aggregation)
   if aggregation.postprocess_update is not None:
     raise SettingError(
       f'postprocess_update={aggregation.postprocess_update!r}: what clients do '
@@ -72,9 +74,7 @@ def build_fed_noise(
   return partial_training.build_simultaneous(
     model,
     training=training,
-    aggregation=dataclasses.replace(
-      aggregation.with_equal_weights, postprocess_update=noise
-    ),
+    aggregation=dataclasses.replace(aggregation, postprocess_update=noise),
     server_optimizer=server_optimizer,
   )
 

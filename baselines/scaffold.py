@@ -24,6 +24,7 @@ from tff_partial import tiers
 from tff_partial.arguments import optimizers
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
+from tff_partial.composition import with_equal_weights
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import outcome_of
@@ -100,7 +101,7 @@ def build_scaffold(
     client_state=client_state.persist_slopes(renewed),
     statistics=[controls],
     server_state=client_state.zeros_of_global,
-    aggregation=aggregation.with_equal_weights,
+    aggregation=with_equal_weights(aggregation),
     server_optimizer=server_optimizer,
   )
 

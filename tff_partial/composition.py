@@ -67,11 +67,23 @@ class Aggregation:
   postprocess_update: PostprocessUpdate | None = None
   mean_of_members: bool = False
 
-  @property
-  def with_equal_weights(self) -> 'Aggregation':
-    """The same, where clients have equal weights unless it says otherwise."""
-    weighting = self.client_weighting or ClientWeighting.UNIFORM
-    return dataclasses.replace(self, client_weighting=weighting)
+
+def check_aggregation(aggregation: Aggregation) -> None:
+  """Refuse what is no `Aggregation`, such as a factory alone."""
+  spelling.check_kind(
+    'aggregation',
+    aggregation,
+    Aggregation,
+    '`Aggregation(aggregator)`',
+    client_work.CompositionError,
+  )
+
+
+def with_equal_weights(aggregation: Aggregation) -> Aggregation:
+  """Give clients equal weights unless the aggregation says otherwise."""
+  check_aggregation(aggregation)
+  weighting = aggregation.client_weighting or ClientWeighting.UNIFORM
+  return dataclasses.replace(aggregation, client_weighting=weighting)
 
 
 def compose(
@@ -109,7 +121,8 @@ def compose(
       including a private aggregator and anything that would be sent without
       its noise.
   """
-  aggregator = _checked(aggregation).aggregator or aggregators.MeanFactory()
+  check_aggregation(aggregation)
+  aggregator = aggregation.aggregator or aggregators.MeanFactory()
   weighting = aggregation.client_weighting or ClientWeighting.NUM_EXAMPLES
   postprocess_update = aggregation.postprocess_update
   server_optimizer = server_optimizer or phases.sgd(1.0)
@@ -154,14 +167,6 @@ def compose(
     client.tables.names if by_rows else (),
     server_state,
   )
-
-
-def _checked(aggregation: Aggregation) -> Aggregation:
-  spelling.check_kind(
-    *('aggregation', aggregation, Aggregation, '`Aggregation(aggregator)`'),
-    client_work.CompositionError,
-  )
-  return aggregation
 
 
 def _process(

@@ -96,6 +96,12 @@ def test_beside_noise_nothing_leaves_a_client_unclipped(row, model_of):
   planted.assert_close(_released(one.state), _released(other.state), 1e-3)
 
 
+def test_an_aggregator_alone_is_named(row, model_of):
+  if row.name not in _WITHOUT_NOISE:
+    with pytest.raises(UserError, match='aggregation: expected `Aggregation'):
+      row.build(row.model(model_of), aggregation=_NOISED)
+
+
 def _trained(
   process: processes.PartialProcess, rounds: int, folder: Any = None
 ) -> programs.TrainingResult:

@@ -48,6 +48,7 @@ from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Statistic
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
+from tff_partial.composition import with_equal_weights
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import OverwriteWeights
@@ -166,7 +167,7 @@ def build_hpfl(
     ],
     statistics=statistics,
     server_state=lambda model: _first_state(model, attributes, drafts, tables),
-    aggregation=aggregation.with_equal_weights,
+    aggregation=with_equal_weights(aggregation),
   )
 
 

@@ -19,6 +19,7 @@ from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.composition import Aggregation
+from tff_partial.composition import check_aggregation
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.dp import clipping
@@ -66,6 +67,7 @@ def compose_released(
     SettingError: If the model is another, or the attributes do not fit it.
     PrivacyError: If the aggregator is no mean of a plan with a `FixedClip`.
   """
+  check_aggregation(aggregation)
   posteriors.check_model(model)
   mechanism = getattr(aggregation.aggregator, 'mechanism', None)
   clip = getattr(mechanism, 'clipping', None)
