@@ -109,8 +109,7 @@ def compose(
     work: The phases of a client's round.
     client_state: What a client remembers; nothing by default.
     aggregation: How the server aggregates updates.
-    server_optimizer: Uses the aggregated update as a gradient; SGD with rate 1
-      by default.
+    server_optimizer: Steps along the update; SGD with rate 1 by default.
     statistics: What clients send besides their update.
     server_state: Makes the server's state besides weights, which statistics
       update. It is sent to clients, in `ClientContext.server`; also in an
