@@ -11,6 +11,9 @@ example i has the weight q_ik for model k (M step). The server averages each
 model over the cohort, by numbers of examples. A client predicts
 `sum_k pi_tk p_k(y | x)`. A new client only computes its shares.
 
+An example's weight multiplies its loss, also in the E step; shares are means
+over examples, whatever their weights, unless these are zero.
+
 Deviations: q stays that of the received models while a client trains, also
 where it trains on other examples than before; it is that of the model's own
 loss, also if `training.loss` is another. Variables that are in no group,

@@ -12,6 +12,8 @@ clients are weighted by their examples unless `client_weighting` says otherwise.
 
 import dataclasses
 
+from absl import logging
+
 from tff_partial import evaluation
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
@@ -46,7 +48,8 @@ def build_p_fed_me(
       `epochs` gives R. The loss gains the curvature lambda, so the learning
       rate has to stay below 2 / lambda even where the loss is flat.
     learning_rate: eta of the paper, which `personal.rate_factor` scales, too;
-      w moves by the fraction eta * lambda, at most 1, to theta on each batch.
+      w moves by the fraction eta * lambda to theta on each batch, and beyond
+      it, with a warning, if that is more than 1.
     mixing: beta of the paper.
     aggregation: How the server aggregates updates.
 
@@ -57,6 +60,13 @@ def build_p_fed_me(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  if learning_rate * penalty > 1.0:
+    logging.warning(
+      'pFedMe: learning_rate=%g times penalty=%g is more than 1: w moves beyond '
+      'theta on each batch, and may diverge.',
+      learning_rate,
+      penalty,
+    )
   terms = (*personal.terms, moreau(penalty))
   return compose(
     model,
