@@ -356,7 +356,7 @@ def test_what_fed_dyn_cannot_do_is_refused(options, message, model):
 @pytest.mark.parametrize(('rate', 'overshoots'), [(0.05, False), (0.1, True)])
 def test_p_fed_me_warns_of_steps_beyond_theta(rate, overshoots, model, caplog):
   algorithms.build_p_fed_me(model, penalty=15.0, learning_rate=rate)
-  assert ('w moves beyond' in caplog.text) == overshoots
+  assert ('w moves beyond theta' in caplog.text) == overshoots
 
 
 # ---- Per-FedAvg --------------------------------------------------------------

@@ -62,8 +62,8 @@ def build_p_fed_me(
   """
   if learning_rate * penalty > 1.0:
     logging.warning(
-      'pFedMe: learning_rate=%g times penalty=%g is more than 1: w moves beyond '
-      'theta on each batch, and may diverge.',
+      'pFedMe: learning_rate=%g times penalty=%g is more than 1: w moves '
+      'beyond theta on each batch, and may diverge.',
       learning_rate,
       penalty,
     )
