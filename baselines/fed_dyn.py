@@ -67,8 +67,8 @@ def build_fed_dyn(
   """
   if not penalty > 0.0:
     raise SettingError(
-      f'penalty={penalty}: the server moves by what clients subtract over the '
-      'penalty, so that it is more than 0. For none, take FedAvg.'
+      f'penalty={penalty}: the server moves by a sum divided by the penalty, '
+      'which must be positive. For no penalty, use FedAvg.'
     )
   if not 0.0 < participation <= 1.0:
     raise SettingError(

@@ -32,7 +32,6 @@ from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
-from tff_partial.data import splits
 from tff_partial.model import losses
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -337,7 +336,7 @@ def map_loss(
   return loss
 
 
-def following(reassign: groups.Assign, on: splits.Part) -> Statistic:
+def following(reassign: groups.Assign) -> Statistic:
   """Make the weights of groups follow their clients, section 3.3.1.
 
   Clients send from which group to which they would move by the updated weights,
@@ -346,12 +345,10 @@ def following(reassign: groups.Assign, on: splits.Part) -> Statistic:
 
   Args:
     reassign: How clients would choose their groups.
-    on: The examples by which they choose, unless `reassign` says.
   """
-  part = on if reassign.on is splits.everything() else reassign.on
 
   def moves(client: ClientContext) -> tf.Tensor:
-    known = client.on(part, random_bits.fold_in(client.seed, 'part'))
+    known = client.on(reassign.on, client.part_seed)
     row, column = (
       tf.one_hot(group, client.model.num_groups, dtype=tf.int32)
       for group in (client.group, reassign.choose(known))

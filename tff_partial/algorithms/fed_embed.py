@@ -98,15 +98,16 @@ def build_fed_embed(
     variable_filter=f'{parts.global_head}|{parts.embedding}',
     loss=parts.global_loss,
   )
+  reassign = assignment.reassign
+  if reassign:
+    reassign = assigned_training.placed(reassign, training.on)
   return compose(
     model,
     client_state=remember_group(persist_local),
     work=assigned_training.work(
       assignment, [*solved, Interleaved((heads, global_head))], training.on
     ),
-    statistics=[assignments.following(assignment.reassign, training.on)]
-    if assignment.reassign
-    else [],
+    statistics=[assignments.following(reassign)] if reassign else [],
     aggregation=aggregation,
     server_optimizer=server_optimizers.by_name(
       assignment.server_optimizers, server_optimizer or sgd(1.0)

@@ -166,9 +166,8 @@ def reason(error: Exception) -> str:
   if any(line.startswith('in user code') for line in lines):
     raised = [i for i, line in enumerate(lines) if _RAISED.match(line)]
     lines = lines[raised[-1] if raised else -1 :]
-  lines = [line for line in lines if _CALLING not in line] or lines
-  lines = lines or [type(error).__name__]
-  line = lines[0]
+  told = [line for line in lines if _CALLING not in line] or lines
+  line, *_ = told or [type(error).__name__]
   return line if line.endswith('.') else f'{line}.'
 
 

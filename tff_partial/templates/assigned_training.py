@@ -22,13 +22,14 @@ def work(
     training: The work after the assignment.
     on: The examples of what the assignment does on all of them.
   """
-
-  def placed(part: Any) -> Any:
-    return phases.placed(part, on) if part.on is splits.everything() else part
-
   chosen = [assignment.assign] if assignment.assign else []
-  before = map(placed, [*assignment.before, *chosen])
-  return [*before, *training, *map(placed, assignment.after)]
+  before = [placed(part, on) for part in (*assignment.before, *chosen)]
+  return [*before, *training, *(placed(part, on) for part in assignment.after)]
+
+
+def placed(part: Any, on: splits.Part) -> Any:
+  """Return what an assignment does, on other examples if it is on all."""
+  return phases.placed(part, on) if part.on is splits.everything() else part
 
 
 def build_evaluation(
