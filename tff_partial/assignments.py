@@ -348,7 +348,7 @@ def following(reassign: groups.Assign) -> Statistic:
   """
 
   def moves(client: ClientContext) -> tf.Tensor:
-    known = client.on(reassign.on, client.part_seed)
+    known = client.on(reassign.on, random_bits.of_parts(client.seed))
     row, column = (
       tf.one_hot(group, client.model.num_groups, dtype=tf.int32)
       for group in (client.group, reassign.choose(known))

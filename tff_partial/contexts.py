@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_partial import errors
-from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.model import losses
@@ -224,11 +223,6 @@ class ClientContext(NamedTuple):
       seed: For random draws of the choice.
     """
     return self if part is splits.everything() else self._chosen(part, seed)
-
-  @property
-  def part_seed(self) -> tf.Tensor:
-    """The seed of random parts; one for all phases, so they are disjoint."""
-    return random_bits.fold_in(self.seed, 'part')
 
   def filled(self) -> 'ClientContext':
     """Return the context with padding that repeats the first example.

@@ -108,6 +108,11 @@ def _philox(key: Any, counter: tf.Tensor, shape: Any) -> tf.Tensor:
   )
 
 
+def of_parts(seed: tf.Tensor) -> tf.Tensor:
+  """Return the seed by which a client's data divide, from that of its round."""
+  return fold_in(seed, 'part')
+
+
 def fold_in(seed: tf.Tensor, purpose: int | str | tf.Tensor) -> tf.Tensor:
   """Return a new seed, int32 `[2]`, for one purpose of the given seed.
 

@@ -118,7 +118,8 @@ def run(
     tf.constant(True),
     {},
   )
-  part_seed = context.part_seed
+  # The same for all phases, so that random parts of the data are disjoint.
+  part_seed = random_bits.of_parts(context.seed)
   for number, part in enumerate(work):
     seed = random_bits.fold_in(context.seed, f'phase {number}')
     known = done.context._replace(seed=seed)
