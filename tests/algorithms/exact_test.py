@@ -150,6 +150,7 @@ def test_conjugate_gradients_find_the_same(kind: str) -> None:
   planted.assert_close(direct, by_products, 2e-5)
 
 
+@pytest.mark.slow
 def test_terms_and_regularization_count_as_in_steps() -> None:
   """12 examples, each with 0.5 / 2 |w|^2: a ridge of 3 more."""
   y = _DRAW.normal(size=[12, 1]).astype(np.float32)
@@ -212,9 +213,8 @@ def test_covariance_is_the_inverse_of_half_the_hessian() -> None:
   np.testing.assert_allclose(found['own_spread/spread'], wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'through', [False, pytest.param(True, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('through', [False, True])
 def test_fed_recon_runs_alike_in_all_runtimes(through: bool) -> None:
   model = planted.factorization()
   process = algorithms.build_fed_recon(
@@ -234,6 +234,7 @@ def test_fed_recon_runs_alike_in_all_runtimes(through: bool) -> None:
   planted.assert_close(found['no jit'], found['native'])
 
 
+@pytest.mark.slow
 def test_order_and_batches_make_no_difference() -> None:
   y = _DRAW.normal(size=[12, 1]).astype(np.float32)
   forth = _solved(_model(), Exact(), {'x': _X, 'y': y}, batch_size=5)

@@ -165,11 +165,12 @@ def test_rounds_of_dp_als_are_those_of_numpy() -> None:
 # ---- what it costs -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'build, columns',
   [
     (algorithms.build_fed_als_private, 1 + _LEARNED),
-    pytest.param(algorithms.build_dp_als, 9, marks=pytest.mark.slow),
+    (algorithms.build_dp_als, 9),
   ],
 )
 def test_one_extreme_user_moves_all_that_leaves_by_one_clip(

@@ -65,6 +65,7 @@ def _sentences(*rows: list[int]) -> planted.Fields:
 # ---- numbers to redo ---------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_followed_before_is_likely_to_follow_again(model):
   """Ann wrote 0 1 2 and 0 1 3 and 4 1 3, and later 0 1 3 2; Bob no 0 at all.
 

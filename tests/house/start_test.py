@@ -39,9 +39,9 @@ def test_modules_that_declare_options_import_no_tensorflow(code):
 @pytest.mark.parametrize(
   'code',
   [
-    'from tff_partial.data import splits',
+    pytest.param('from tff_partial.data import splits', marks=pytest.mark.slow),
     'import tff_partial, tensorflow',
-    'import tensorflow, tff_partial',
+    pytest.param('import tensorflow, tff_partial', marks=pytest.mark.slow),
     'import tff_partial; tff_partial.compose',
   ],
 )

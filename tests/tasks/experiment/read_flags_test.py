@@ -154,6 +154,7 @@ def test_a_program_reads_a_flag_that_is_also_of_another_task():
     flags.read(given[0], values)
 
 
+@pytest.mark.slow
 def test_fed_recon_shuffles():
   setting = Setting(
     task=mock.MagicMock(),
