@@ -73,6 +73,21 @@ def test_a_round_is_that_of_numpy(labels) -> None:
   np.testing.assert_allclose(after['scores/gram'], items.T @ items, atol=1e-4)
 
 
+def test_a_repeated_interaction_is_that_of_a_greater_weight() -> None:
+  """Three times the same item: its weight is 3, its wanted score still 1."""
+  evaluation = algorithms.build_fed_ials_eval(_model(), weighting=_WEIGHTING)
+  table = np.eye(_ITEMS, _FACTORS, dtype=np.float32)
+  w, ridge = _WEIGHTING
+  x = np.zeros(6, np.int32)
+  clients = {'a': {'x': x, 'y': np.ones(6, np.float32)}}
+  weights = planted.as_model_weights(
+    {'scores/item': table, 'scores/gram': table.T @ table}
+  )
+  found = planted.evaluate(evaluation, weights, clients).metrics
+  score = 3 / (3 + ridge * (3 + w * (_ITEMS - 1)))
+  assert found['loss'] == pytest.approx((1 - score) ** 2, rel=1e-3)
+
+
 def test_where_no_client_counts_all_stays_as_it_is() -> None:
   process = algorithms.build_fed_ials(_model(), memory=0.5)
   once = planted.run(

@@ -101,7 +101,7 @@ def build_fed_ials(
       ),
       Statistic(
         'item_sums',
-        lambda client: _of_items(client, packing),
+        lambda client: _of_items(client, packing, weighting, num_items),
         join=SumOfRowsFactory(num_items),
         update=solve_items,
       ),
@@ -130,15 +130,22 @@ def _of_user(
   )
 
 
-def _of_items(client: ClientContext, packing: Packing) -> Any:
+def _of_items(
+  client: ClientContext,
+  packing: Packing,
+  weighting: factors.Weighting,
+  num_items: int,
+) -> Any:
   """Return for each interaction the normal equations of its item."""
   user = client.weight(LOCAL, factors.USER)
   left = tf.concat([tf.ones([1]), packing.pack(user[:, None] * user)], 0)
   of_left, of_right = [[0, packing.size]], [[packing.number + 1, 0]]
+  ids = tf.where(client.is_real, client.examples['x'], 0)
   weights = client.example_weights
+  net = factors.net_weights(ids, weights, weighting, num_items)
   return collections.OrderedDict(
-    ids=tf.where(client.is_real, client.examples['x'], 0),
-    weights=tf.stack([weights, weights * client.examples['y']], 1),
+    ids=ids,
+    weights=tf.stack([net, weights * client.examples['y']], 1),
     parts=tf.stack([tf.pad(left, of_left), tf.pad(user, of_right)]),
   )
 
@@ -164,8 +171,7 @@ def _solved(
   users = tf.cast(state['number'], tf.float64)
   penalty = weighting.penalty(number, users)
   penalty = tf.where(users > 0, penalty, 1.0)  # Without users, all is zero.
-  matrices = (1 - weighting.unobserved) * packing.unpack(square)
-  matrices += weighting.unobserved * of_all
+  matrices = packing.unpack(square) + weighting.unobserved * of_all
   matrices += penalty[:, :, None] * tf.eye(packing.size, dtype=tf.float64)
   return tf.linalg.solve(matrices, right[:, :, None])[:, :, 0]
 

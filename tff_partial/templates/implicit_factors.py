@@ -54,14 +54,14 @@ class Weighting(NamedTuple):
         '`ridge` more than 0.'
       )
 
-  def penalty(self, number: Any, of: int) -> Any:
+  def penalty(self, net: Any, of: Any) -> Any:
     """Return the weight of the squared length of a vector.
 
     Args:
-      number: Number of its interactions.
+      net: Sum of the net weights of its interactions, see `net_weights`.
       of: Number of items, or of users, that it could have them with.
     """
-    return self.ridge * (number + self.unobserved * (of - number))
+    return self.ridge * (net + self.unobserved * of)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -163,6 +163,25 @@ def check_model(model: models.PartialModel) -> None:
     )
 
 
+def net_weights(
+  items: tf.Tensor, weights: tf.Tensor, weighting: Weighting, num_items: int
+) -> tf.Tensor:
+  """Return what interactions weigh beyond the same items if unobserved.
+
+  An item that a client has several times has the weight of an unobserved one
+  once to lose.
+
+  Args:
+    items: Ids, `[interactions]`.
+    weights: float32 `[interactions]`, zero for padding.
+    weighting: Weights of the unobserved and the regularization.
+    num_items: Number of items.
+  """
+  of_item = tf.math.unsorted_segment_sum(weights, items, num_items)
+  shares = tf.math.divide_no_nan(weights, tf.gather(of_item, items))
+  return weights - weighting.unobserved * shares
+
+
 def user_phase(
   weighting: Weighting, num_items: int, on: splits.Part = splits.everything()
 ) -> Phase:
@@ -175,19 +194,17 @@ def user_phase(
   """
 
   def prior(client: ClientContext) -> Prior:
-    """Return the loss of all items as if none was observed, and the penalty."""
+    """Return the loss of the items that are not observed, and the penalty."""
     batch, gram = batch_of(client), client.weight(GLOBAL, GRAM)
-    number = tf.reduce_sum(batch.example_weights)
-    penalty = weighting.penalty(number, num_items)
+    weights = batch.example_weights
+    items = tf.where(batch.is_real, batch.x, 0)
+    net = net_weights(items, weights, weighting, num_items)
+    rows = tf.gather(client.weight(GLOBAL, ITEM), items)
+    taken = tf.matmul(rows, rows * (weights - net)[:, None], transpose_a=True)
+    penalty = weighting.penalty(tf.reduce_sum(net), num_items)
     return Prior(
-      None, weighting.unobserved * gram + penalty * tf.eye(gram.shape[0])
+      None,
+      weighting.unobserved * gram - taken + penalty * tf.eye(gram.shape[0]),
     )
 
-  def observed(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """Return `(y - s)^2 - w s^2` but for a constant, as one square."""
-    share = 1.0 - weighting.unobserved
-    return share * tf.square(labels / share - scores)
-
-  return Phase(
-    train=(LOCAL,), on=on, optimizer=Exact(prior=prior), loss=observed
-  )
+  return Phase(train=(LOCAL,), on=on, optimizer=Exact(prior=prior))
