@@ -28,6 +28,7 @@ from tff_partial.runtimes import cohort
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
+from tff_partial.runtimes.cohort_runtime import rounds
 from tff_partial.runtimes.values import client_batch
 
 _FEW = 5  # One shard.
@@ -551,6 +552,27 @@ def test_cohort_sizes_do_not_recompile():
       np.testing.assert_allclose(total, np.sum(values), rtol=1e-5)
       np.testing.assert_allclose(mean, expected, rtol=1e-5)
   assert context.num_compiled == compiled == 1
+
+
+def test_the_programs_called_last_are_kept(monkeypatch):
+  monkeypatch.setattr(rounds, 'MOST_PROGRAMS', 2)
+
+  def build(factor):
+    @tff.tensorflow.computation(np.float32)
+    def times(value):
+      return factor * value
+
+    @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+    def total(values):
+      return tff.federated_sum(tff.federated_map(times, values))
+
+    return total
+
+  programs = {factor: build(factor) for factor in (1.0, 2.0, 3.0)}
+  with cohort(jit=False) as context:
+    for factor, compiled in ((1, 1), (2, 2), (1, 2), (3, 3), (1, 3), (2, 4)):
+      assert programs[factor]([1.0, 2.0]) == 3.0 * factor
+      assert context.num_compiled == compiled
 
 
 def _resident_cohort(size: int, residents: list[Any]) -> Cohort:

@@ -28,7 +28,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 import contextlib
+import dataclasses
 import functools
+import itertools
 import os
 from typing import Any, cast, TypeAlias
 import weakref
@@ -50,6 +52,14 @@ _Compiled: TypeAlias = (
   rounds.CompiledComputation | errors.UnsupportedComputationError
 )
 _Convert: TypeAlias = Callable[[Iterator[Any]], Any]
+
+
+@dataclasses.dataclass(eq=False)
+class _Kept:
+  """What a context keeps of equal computations, and its last call's number."""
+
+  compiled: _Compiled
+  last_call: int = 0
 
 
 class _CohortContext:
@@ -85,11 +95,12 @@ class _CohortContext:
     )
     # Equal programs are equal keys, so that a process that is built again is
     # not compiled again. Comparing them is slow: once per object.
-    self._compiled: dict[tff.Computation, _Compiled] = {}
+    self._kept: dict[tff.Computation, _Kept] = {}
     self._known: weakref.WeakValueDictionary[int, tff.Computation] = (
       weakref.WeakValueDictionary()
     )
-    self._of_known: dict[int, tuple[_Compiled, _Convert]] = {}
+    self._of_known: dict[int, tuple[_Kept, _Convert]] = {}
+    self._calls = itertools.count()
     self._fallback = fallback.NativeFallback()
     self._installed: list[Any] = []
 
@@ -131,18 +142,36 @@ class _CohortContext:
     self, computation: tff.Computation
   ) -> tuple[_Compiled, _Convert]:
     key = id(computation)
-    if self._known.get(key) is not computation:
-      if computation not in self._compiled:
+    if self._known.get(key) is not computation or key not in self._of_known:
+      kept = self._kept.get(computation)
+      if kept is None:
         try:
-          self._compiled[computation] = rounds.CompiledComputation(computation)
+          kept = _Kept(rounds.CompiledComputation(computation))
         except errors.UnsupportedComputationError as error:
-          self._compiled[computation] = error.with_traceback(None)
+          kept = _Kept(error.with_traceback(None))
+        if len(self._kept) >= rounds.MOST_PROGRAMS:
+          self._forget_oldest()
+        self._kept[computation] = kept
       self._known[key] = computation
-      self._of_known[key] = (
-        self._compiled[computation],
-        typed_values.converter(computation.type_signature.result),
-      )
-    return self._of_known[key]
+      convert = typed_values.converter(computation.type_signature.result)
+      self._of_known[key] = kept, convert
+    kept, convert = self._of_known[key]
+    kept.last_call = next(self._calls)
+    return kept.compiled, convert
+
+  def _forget_oldest(self) -> None:
+    """Forget the program whose last call is longest ago."""
+    computation, oldest = min(
+      self._kept.items(), key=lambda item: item[1].last_call
+    )
+    del self._kept[computation]
+    self._of_known = {
+      key: known
+      for key, known in self._of_known.items()
+      if known[0] is not oldest
+    }
+    if isinstance(oldest.compiled, rounds.CompiledComputation):
+      self._chooser.forget(oldest.compiled.loops)
 
   def __enter__(self) -> Any:
     if self._resources.workers is not None:

@@ -59,6 +59,7 @@ class Chooser:
   Attributes:
     choices: The choices so far, from a loop's name, which is the same in every
       process, to whether XLA compiles it; JSON can hold it.
+    num_compiled: Number of loops compiled so far.
   """
 
   def __init__(
@@ -78,14 +79,16 @@ class Chooser:
     self._make_loop = make_loop
     self.choices: dict[str, bool] = dict(choices or {})
     self._lock = threading.Lock()
+    self.num_compiled = 0
     self._runs: dict[
       tuple[client_loop.ClientLoop, loop_inputs.Signature], Run
     ] = {}
 
-  @property
-  def num_compiled(self) -> int:
-    """Number of loops compiled so far."""
-    return len(self._runs)
+  def forget(self, loops: Sequence[client_loop.ClientLoop]) -> None:
+    """Drop the compiled forms of loops; they are compiled again if needed."""
+    with self._lock:
+      for key in [key for key in self._runs if key[0] in loops]:
+        del self._runs[key]
 
   def is_undecided(self, name: str) -> bool:
     """Check whether a loop has yet to be measured."""
@@ -107,13 +110,16 @@ class Chooser:
       sample: Makes inputs with a single client, to measure on.
     """
     key = (loop, signature)
-    if key not in self._runs:
+    run = self._runs.get(key)
+    if run is None:
       # Only one thread compiles or measures at a time.
       with self._lock:
-        if key not in self._runs:
+        run = self._runs.get(key)
+        if run is None:
           compiled = self._make_loop(loop, signature)
           jit = self._choose(name, loop, compiled, sample)
-          self._runs[key] = functools.partial(compiled, jit=jit)
+          run = self._runs[key] = functools.partial(compiled, jit=jit)
+          self.num_compiled += 1
           logging.info(
             'Program %d of this context: a loop over up to %d clients of %s, '
             '%s XLA.',
@@ -122,7 +128,7 @@ class Chooser:
             signature,
             'with' if jit else 'without',
           )
-    return self._runs[key]
+    return run
 
   def _choose(
     self,

@@ -33,6 +33,10 @@ from tff_partial.runtimes.values import typed_values
 
 Key: TypeAlias = flat_program.Key
 
+# A context keeps the programs of so many computations: an experiment has about
+# four, and each takes some ten megabytes or more.
+MOST_PROGRAMS = 32
+
 # For each client value that outlives its loop, its leaves, shard by shard, or
 # their source.
 Outputs: TypeAlias = dict[Key, list[Any]]
@@ -199,6 +203,11 @@ class CompiledComputation:
   def program(self) -> flat_program.Program:
     """Program of the computation."""
     return self._program
+
+  @property
+  def loops(self) -> Sequence[client_loop.ClientLoop]:
+    """Its loops over clients."""
+    return self._plan.loops
 
   def _open(
     self, argument: Any, arrays: client_feeds.DeviceArrays

@@ -177,7 +177,10 @@ class ShardWorker:
     return key in self._programs
 
   def learn(self, key: str, program: bytes) -> None:
-    """Add a program, a serialized computation."""
+    """Add a program, a serialized computation, in place of the oldest."""
+    if len(self._programs) >= rounds.MOST_PROGRAMS:
+      oldest = self._programs.pop(next(iter(self._programs)))
+      self._chooser.forget(oldest.loops)
     self._programs[key] = rounds.CompiledComputation(
       serialized.from_bytes(program)
     )
