@@ -309,33 +309,6 @@ def test_phases_share_one_shuffled_split():
 # ---- steps -------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_plain_descent_on_a_table_is_that_on_all_of_it():
-  # The rows that a batch reads more than once move as often.
-  model = planted.factorization()
-  fields = _rated(11)
-  fields['x'][:4] = 3
-  plain = Client(model, Phase(_BOTH, batch_size=4, epochs=2))
-  weights = plain.first_weights()
-  found = plain(fields).weights
-  table = weights[tiers.GLOBAL]['items/embeddings'].numpy().astype(np.float64)
-  user = weights[tiers.LOCAL]['user/vector'].numpy().astype(np.float64)
-  for start in (0, 4, 8, 0, 4, 8):
-    rows = slice(start, min(start + 4, 11))
-    items, weight = fields['x'][rows], fields['weight'][rows]
-    slope = 2 * weight * (table[items] @ user - fields['y'][rows]) / len(items)
-    user_step = slope @ table[items]
-    np.add.at(table, items, -0.1 * np.outer(slope, user))
-    user -= 0.1 * user_step
-  planted.assert_close(found[tiers.GLOBAL]['items/embeddings'], table)
-  planted.assert_close(found[tiers.LOCAL]['user/vector'], user)
-  unread = np.setdiff1d(np.arange(planted.NUM_ITEMS), fields['x'])
-  np.testing.assert_array_equal(
-    found[tiers.GLOBAL]['items/embeddings'][unread],
-    weights[tiers.GLOBAL]['items/embeddings'].numpy()[unread],
-  )
-
-
 class _DenseDescent(_ByStep):
   """Plain gradient descent that is not known to be plain."""
 
@@ -395,20 +368,24 @@ def test_rows_that_a_batch_does_not_read_may_move_too(regularizer):
 @pytest.mark.parametrize(
   'optimizer',
   [
+    sgd(0.1),
     optimizers.build_adam(0.1),
     optimizers.build_yogi(0.1),
     optimizers.build_adagrad(0.1),
     optimizers.build_sgdm(0.1, momentum=0.9),
     optimizers.build_rmsprop(0.1),
   ],
-  ids=['adam', 'yogi', 'adagrad', 'momentum', 'rmsprop'],
+  ids=['plain', 'adam', 'yogi', 'adagrad', 'momentum', 'rmsprop'],
 )
-def test_optimizers_with_a_state_keep_it_from_step_to_step(optimizer):
+def test_steps_are_those_on_all_of_a_table(optimizer):
   model = planted.factorization()
   client = Client(
     model, Phase(_BOTH, optimizer=optimizer, batch_size=4, epochs=2)
   )
   fields = _rated(11)
+  fields['x'][:4] = (
+    3  # The rows that a batch reads more than once move as often.
+  )
   weights = client.first_weights()
   # What it should be: the optimizer over dense gradients, step by step.
   held = collections.OrderedDict(
@@ -438,6 +415,11 @@ def test_optimizers_with_a_state_keep_it_from_step_to_step(optimizer):
   for named in found.values():
     for name, tensor in named.items():
       planted.assert_close(tensor, held[name].numpy(), 1e-5)
+  before, after = (
+    np.delete(held[tiers.GLOBAL]['items/embeddings'], fields['x'], axis=0)
+    for held in (weights, found)
+  )
+  np.testing.assert_array_equal(after, before)  # Nobody read these rows.
 
 
 @pytest.mark.slow
@@ -808,6 +790,32 @@ def _metrics() -> list[tf.keras.metrics.Metric]:
   ]
 
 
+def _assert_as_keras_measures(
+  model: models.PartialModel,
+  fields: planted.Fields,
+  batch_size: int,
+  loss: Any,
+  metrics: list[tf.keras.metrics.Metric],
+) -> dict[str, float]:
+  """Returns the metrics that a client found."""
+  client = Client(model, Phase((), batch_size=batch_size, measured=True))
+  found = client.measure(client(fields, 50))
+  keras = model.to_keras(*client.first_weights().values())
+  keras.compile(loss=loss, weighted_metrics=metrics)
+  expected = keras.evaluate(
+    fields['x'],
+    fields['y'],
+    sample_weight=fields['weight'],
+    batch_size=37,
+    return_dict=True,
+    verbose=0,
+  )
+  assert set(found) == {*expected, *keras_metrics.COUNTS}
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+  return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('loss', 'batch_size'),
@@ -825,21 +833,7 @@ def test_what_is_measured_is_what_keras_evaluates(loss, batch_size):
     'y': generator.integers(0, 2, [37, 1]).astype(np.float32),
     'weight': generator.uniform(0.5, 2.0, [37]).astype(np.float32),
   }
-  client = Client(model, Phase((), batch_size=batch_size, measured=True))
-  found = client.measure(client(fields, 50))
-  keras = model.to_keras(*client.first_weights().values())
-  keras.compile(loss=loss, weighted_metrics=_metrics())
-  expected = keras.evaluate(
-    fields['x'],
-    fields['y'],
-    sample_weight=fields['weight'],
-    batch_size=37,
-    return_dict=True,
-    verbose=0,
-  )
-  assert set(found) == {*expected, *keras_metrics.COUNTS}
-  for name, value in expected.items():
-    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+  found = _assert_as_keras_measures(model, fields, batch_size, loss, _metrics())
   assert found['num_examples'] == 37
 
 
@@ -868,19 +862,7 @@ def test_masked_sequences_are_measured_as_keras_evaluates_them():
     'y': np.roll(words, -1, 1),
     'weight': np.linspace(0.5, 1.5, 7, dtype=np.float32),
   }
-  client = Client(model, Phase((), batch_size=3, measured=True))
-  found = client.measure(client(fields, 11))
-  keras = model.to_keras(*client.first_weights().values())
-  keras.compile(loss=loss, weighted_metrics=metrics())
-  expected = keras.evaluate(
-    fields['x'],
-    fields['y'],
-    sample_weight=fields['weight'],
-    return_dict=True,
-    verbose=0,
-  )
-  for name, value in expected.items():
-    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+  _assert_as_keras_measures(model, fields, 3, loss, metrics())
 
 
 @pytest.mark.slow
