@@ -15,7 +15,6 @@ from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import evaluation
-from tff_partial import groups
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
@@ -215,7 +214,6 @@ def _done_by(
   ]
 
 
-@pytest.mark.slow
 def test_a_round_is_what_its_clients_do(process):
   cohort = planted.cohort_of(process, _clients(), 'seed')
   state = process.initialize()
@@ -232,6 +230,11 @@ def test_a_round_is_what_its_clients_do(process):
   for name, tensor in before.items():
     mean = (2 * updates[0][name] + 3 * updates[1][name]) / 5
     planted.assert_close(after[name], tensor - mean.numpy())
+  frozen, later = (
+    process.get_model_weights(s).non_trainable for s in (state, output.state)
+  )
+  assert frozen['eyes/kernel'].any()
+  planted.assert_same(dict(later), dict(frozen))
   assert output.state.client_work['round'] == 1
   found = planted.train_metrics(output)
   assert found['num_examples'] == 5
@@ -344,31 +347,6 @@ def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
     planted.assert_close(after[name], tensor - 1.0)
 
 
-def test_a_spoilt_client_remembers_what_it_did(process):
-  clients = _clients()
-  clients['bob']['y'][:] = 1e30
-  cohort = planted.cohort_of(process, clients, 'seed')
-  kept = planted.first_states(process, cohort)
-  output = planted.run(process, cohort, None, kept)
-  planted.assert_same(dict(output.client_states[1]), dict(kept[1]))
-  moved = output.client_states[0]['user/kernel'] != kept[0]['user/kernel']
-  assert moved.any()
-  # And so does a client that had nothing to do.
-  planted.assert_same(dict(output.client_states[2]), dict(kept[2]))
-  for tensor in planted.global_weights(process, output.state).values():
-    assert np.isfinite(tensor).all()
-
-
-def test_frozen_weights_stay_as_they_are(process):
-  cohort = planted.cohort_of(process, _clients(), 'seed')
-  state = process.initialize()
-  before = process.get_model_weights(state).non_trainable
-  output = planted.run(process, cohort, state)
-  after = process.get_model_weights(output.state).non_trainable
-  planted.assert_same(dict(before), dict(after))
-  assert before['eyes/kernel'].any()
-
-
 @pytest.mark.slow
 def test_where_nothing_at_the_server_is_trained_nothing_is_sent(process):
   alone = _compose(process.model, work=[Phase((tiers.LOCAL,), measured=True)])
@@ -442,40 +420,13 @@ def test_a_personal_copy_begins_as_what_is_received_first(process):
 
 
 @pytest.mark.slow
-def test_local_weights_that_nobody_trains_are_refused(process):
-  work = [Phase(measured=True)]
-  with pytest.raises(
-    client_work.CompositionError,
-    match=r"local variables, \['user/kernel', 'user/bias'\], which no phase "
-    'trains. Build it without `local`, or take an algorithm that trains them',
-  ):
-    _compose(process.model, work=work)
-  # But where they are meant to stay.
-  fixed = _compose(
-    process.model, work=work, client_state=client_state.frozen_init
-  )
-  assert fixed.is_stateless
-
-
-@pytest.mark.slow
-def test_models_that_have_no_place_are_refused():
-  with pytest.raises(
-    groups.GroupError,
-    match='variables for groups, but the algorithm has no groups. Build the '
-    'model without `group`',
-  ):
-    _compose(planted.factorization(_build, group='body', num_groups=2))
+def test_models_without_weights_for_the_server_are_refused():
+  model = planted.factorization(_build)
+  model.tier_of.update({'body/kernel': 'local', 'body/bias': 'local'})
   with pytest.raises(
     client_work.CompositionError, match='no variable at the server to train'
   ):
-    # Its only other variables are frozen.
-    _compose(_without_global())
-
-
-def _without_global() -> models.PartialModel:
-  model = planted.factorization(_build, local='user')
-  model.tier_of.update({'body/kernel': 'local', 'body/bias': 'local'})
-  return model
+    _compose(model)  # Its only other variables are frozen.
 
 
 @pytest.mark.parametrize(

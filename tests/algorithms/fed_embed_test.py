@@ -739,7 +739,6 @@ _ALL = Phase((tiers.GLOBAL, tiers.GROUP, tiers.LOCAL), measured=True)
 @pytest.mark.parametrize(
   ('work', 'message'),
   [
-    ((_ALL,), 'the algorithm has no groups. Build the model without `group`'),
     ((_OWN, _OWN, _ALL), 'choose their groups 2 times'),
     ((_ALL, _OWN), 'before the client has chosen its group'),
     (
@@ -748,7 +747,7 @@ _ALL = Phase((tiers.GLOBAL, tiers.GROUP, tiers.LOCAL), measured=True)
       r"\['embedding/own'\] there",
     ),
   ],
-  ids=['never', 'twice', 'too late', 'unknown'],
+  ids=['twice', 'too late', 'unknown'],
 )
 def test_choices_that_do_not_fit_are_refused(work, message):
   with pytest.raises((groups.GroupError, contexts.ContextError), match=message):

@@ -1018,7 +1018,11 @@ def test_a_model_with_groups_is_refused_by_who_has_none(row):
   model = planted.factorization(
     planted.build_tastes, local=local, group='items', num_groups=2
   )
-  with pytest.raises(groups.GroupError, match='has no groups'):
+  with pytest.raises(
+    groups.GroupError,
+    match='variables for groups, but the algorithm has no groups. Build the '
+    'model without `group`',
+  ):
     row.build(model)
 
 
@@ -1030,6 +1034,6 @@ def test_a_model_with_local_weights_is_refused_by_who_trains_none(
   with pytest.raises(
     client_work.CompositionError,
     match=r"local variables, \['user/kernel'\], which no phase trains. Build "
-    'it without `local`, or',
+    'it without `local`, or take an algorithm that trains them',
   ):
     row.build(model_of['partly local'])
