@@ -229,26 +229,23 @@ def test_it_is_fed_avg_over_the_table_of_all_users(
 
 @pytest.mark.slow
 def test_eq_6_is_the_clients_share_of_the_step_of_eq_7():
-  kept, scaled = (
-    planted.run(process, _cohort(process, _USERS, 0)).client_states
-    for process in (_furl(), _furl(client_statistics.SCALED_BY_SHARE))
+  furl, scaling = _furl(), _furl(client_statistics.SCALED_BY_SHARE)
+  cohort = _cohort(furl, _USERS, 0)
+  output, other = (planted.run(each, cohort) for each in (furl, scaling))
+  planted.assert_same(
+    planted.global_weights(furl, output.state),
+    planted.global_weights(scaling, other.state),
   )
-  first = planted.first_states(_furl(), _cohort(_furl(), _USERS, 0))
   total = sum(_COUNTS.values())
-  for place, count in enumerate(_COUNTS.values()):
-    before = first[place][_OWN]
-    step = kept[place][_OWN] - before
-    planted.assert_close(scaled[place][_OWN] - before, step * count / total)
-
-
-@pytest.mark.slow
-def test_under_either_rule_federated_weights_are_the_same():
-  one, other = (
-    planted.global_weights(process, output.state)
-    for process in (_furl(), _furl(client_statistics.SCALED_BY_SHARE))
-    for output in [planted.run(process, _cohort(process, _USERS, 0))]
-  )
-  planted.assert_same(one, other)
+  for first, kept, scaled, count in zip(
+    planted.first_states(furl, cohort),
+    output.client_states,
+    other.client_states,
+    _COUNTS.values(),
+    strict=True,
+  ):
+    step = kept[_OWN] - first[_OWN]
+    planted.assert_close(scaled[_OWN] - first[_OWN], step * count / total)
 
 
 # ---- training ----------------------------------------------------------------

@@ -204,7 +204,8 @@ def _by_hand(
   return c, own, users
 
 
-def _first_rows(model: models.PartialModel) -> dict[str, np.ndarray]:
+@pytest.fixture(scope='module', name='first')
+def fixture_first(model: models.PartialModel) -> dict[str, np.ndarray]:
   """Users as clients draw them: trained by nothing, with a rate of 0."""
   process = algorithms.build_hpfl(
     model,
@@ -221,11 +222,6 @@ def _first_rows(model: models.PartialModel) -> dict[str, np.ndarray]:
     name: _users(result.client_store.client(name))[: _NUM_USERS[name]]
     for name in _DATA
   }
-
-
-@pytest.fixture(scope='module', name='first')
-def fixture_first(model: models.PartialModel) -> dict[str, np.ndarray]:
-  return _first_rows(model)
 
 
 def _assert_alike(result: Any, expected: Any, atol: float = 1e-6) -> None:
@@ -248,17 +244,18 @@ def test_hpfl_k_is_eqs_1_and_3(
   _assert_alike(result, _by_hand(first))
 
 
-def _mean_of_all(users: dict[str, np.ndarray]) -> np.ndarray:
-  return np.concatenate(list(users.values())).mean(0, keepdims=True)
-
-
 @pytest.mark.slow
 def test_hpfl_r_moves_users_to_the_center_of_all(
   model: models.PartialModel, first: dict[str, np.ndarray]
 ) -> None:
   # Of one center, that of all users, sums know what it is.
   result = _trained(model, drafts=drafts.Sums(1), public=False)
-  _assert_alike(result, _by_hand(first, public=False, centers_of=_mean_of_all))
+  expected = _by_hand(
+    first,
+    public=False,
+    centers_of=lambda users: np.concatenate([*users.values()]).mean(0)[None],
+  )
+  _assert_alike(result, expected)
 
 
 @pytest.mark.slow
