@@ -215,14 +215,18 @@ def test_what_scaffold_cannot_do_is_refused(options, message, model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule', [fed_opt.TFF, fed_opt.PAPER])
+@pytest.mark.parametrize(
+  ('rule', 'betas'),
+  [(fed_opt.TFF, {'beta_1': 0.8, 'beta_2': 0.9}), (fed_opt.PAPER, {})],
+)
 @pytest.mark.parametrize('name', ['adam', 'yogi'])
-def test_adaptive_servers(name, rule, model, clients):
+def test_adaptive_servers(name, rule, betas, model, clients):
   # Of the size of updates, so that it matters where it stands.
-  rate, beta_1, beta_2, tau = 0.1, 0.9, 0.99, 0.1
+  rate, tau = 0.1, 0.1
+  beta_1, beta_2 = betas.get('beta_1', 0.9), betas.get('beta_2', 0.99)
   build = {'adam': baselines.build_fed_adam, 'yogi': baselines.build_fed_yogi}
   process = build[name](
-    model, training=_TRAINING, learning_rate=rate, tau=tau, rule=rule
+    model, training=_TRAINING, learning_rate=rate, tau=tau, rule=rule, **betas
   )
   state, _ = planted.trained(process, clients, _ROUNDS)
   w, m = np.ones([2, 1]), np.zeros([2, 1])

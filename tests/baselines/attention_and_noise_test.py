@@ -6,6 +6,7 @@ and clients take one step on all of their examples an epoch.
 """
 
 import collections
+from collections.abc import Callable
 import math
 import secrets
 from typing import Any
@@ -108,6 +109,15 @@ def _assert_weights(
   found = planted.global_weights(process, state)
   np.testing.assert_allclose(found[_FIRST], a, atol=2e-6)
   np.testing.assert_allclose(found[_SECOND], b, atol=2e-6)
+
+
+def _assert_moved(
+  process: Any, state: Any, join: Callable[[list[np.ndarray]], Any], sent: Any
+) -> None:
+  """The weights after a first round in which clients sent some updates."""
+  a = np.eye(2) - join([one[_FIRST] for one in sent])
+  b = np.ones([2, 1]) - join([one[_SECOND] for one in sent])
+  _assert_weights(process, state, a, b)
 
 
 def _attended(moves: list[np.ndarray], weights: Any = 1.0) -> np.ndarray:
@@ -288,13 +298,7 @@ def test_fed_att_of_local_noise_attends_to_what_is_sent(model, clients):
   )
   assert process.mechanism == noise.mechanism
   state, _ = planted.trained(process, clients, _ROUNDS[:1])
-  sent = _sent(process, clients, noise)
-  _assert_weights(
-    process,
-    state,
-    np.eye(2) - _attended([one[_FIRST] for one in sent]),
-    np.ones([2, 1]) - _attended([one[_SECOND] for one in sent]),
-  )
+  _assert_moved(process, state, _attended, _sent(process, clients, noise))
 
 
 # ---- Fednoise ----------------------------------------------------------------
@@ -335,14 +339,9 @@ def test_fed_noise(noise, model, clients):
   process = fed_noise.build_fed_noise(model, noise=noise, training=_TRAINING)
   assert process.mechanism == noise.mechanism
   state, _ = planted.trained(process, clients, _ROUNDS[:1])
-  # All clients count alike.
   sent = _sent(process, clients, noise)
-  _assert_weights(
-    process,
-    state,
-    np.eye(2) - np.mean([one[_FIRST] for one in sent], 0),
-    np.ones([2, 1]) - np.mean([one[_SECOND] for one in sent], 0),
-  )
+  # All clients count alike.
+  _assert_moved(process, state, lambda moves: np.mean(moves, 0), sent)
 
 
 @pytest.mark.slow

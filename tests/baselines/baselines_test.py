@@ -227,33 +227,6 @@ def test_fed_sgd_agrees_with_tff(plain):
   planted.assert_close(list(_run(process, 3).weights.values()), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['adam', 'yogi'])
-def test_server_optimizers_take_a_step_as_by_hand(plain, name):
-  rate, beta_1, beta_2, tau = 0.02, 0.8, 0.9, 1e-2
-  process = getattr(baselines, f'build_fed_{name}')(
-    _model(),
-    training=_PLAIN,
-    learning_rate=rate,
-    beta_1=beta_1,
-    beta_2=beta_2,
-    tau=tau,
-  )
-  before, mean, *_ = plain
-  for key, found in _run(process, 1).weights.items():
-    step = mean[key] - before[key]
-    first = (1 - beta_1) * step
-    if name == 'adam':
-      second = (1 - beta_2) * step**2
-    else:
-      begin = tau**2
-      second = begin - (1 - beta_2) * step**2 * np.sign(begin - step**2)
-    # TFF's correction of the bias.
-    scale = np.sqrt(1 - beta_2) / (1 - beta_1)
-    expected = before[key] + rate * scale * first / (np.sqrt(second) + tau)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
 # ---- one number, to redo by hand ---------------------------------------------
 
 
@@ -484,15 +457,6 @@ def test_examples_tell_whose_they_are():
 def test_terms_that_drive_away_are_refused(build):
   with pytest.raises(SettingError, match=r'-0.1\): the penalty must be'):
     build(_number(), penalty=-0.1)
-
-
-def test_an_optimizer_for_one_of_two_parts_is_refused():
-  with pytest.raises(
-    phases.PhaseError, match=r"trains 'local' but has optimizers for \['global"
-  ):
-    algorithms.build_fed_sim(
-      _model('head'), training=Phase(optimizer={tiers.GLOBAL: sgd(0.1)})
-    )
 
 
 def test_a_part_that_does_not_exist_cannot_be_tuned():
