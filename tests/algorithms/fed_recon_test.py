@@ -14,11 +14,9 @@ import tensorflow_federated as tff
 from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import processes
-from tff_partial import tiers
 from tff_partial.composition import Aggregation
 from tff_partial.data import splits
 from tff_partial.model import models
-from tff_partial.model.keras_variables import ModelError
 from tff_partial.phases import sgd
 
 layers = tf.keras.layers
@@ -175,22 +173,6 @@ def test_two_rounds_by_hand(name):
     queries = [len(setting.parts(count)[1]) for count in _COUNTS.values()]
     assert metrics['num_examples'] == sum(queries)
     assert metrics['num_clients'] == sum(size > 0 for size in queries)
-
-
-@pytest.mark.slow
-def test_clients_too_small_for_a_query_set_change_nothing():
-  process = _process('defaults')
-  cohort = planted.cohort_of(process, planted.rate({'ann': 1, 'bob': 1}))
-  state = process.initialize()
-  output = planted.run(process, cohort, state)
-  planted.assert_same(
-    planted.global_weights(process, output.state),
-    planted.global_weights(process, state),
-  )
-  metrics = planted.train_metrics(output)
-  assert metrics['num_clients'] == metrics['num_examples'] == 0
-  assert metrics['num_not_finite'] == 0
-  assert metrics['loss'] == 0.0
 
 
 # ---- as TFF does it ----------------------------------------------------------
@@ -404,12 +386,3 @@ def test_any_aggregator_joins_the_updates(plain, aggregator, mean):
   assert abs(plain[mean]).max() > 1e-3
   assert abs(plain['weighted'] - plain['alike']).max() > 1e-4
   planted.assert_close(before - after, plain[mean], 1e-7)
-
-
-# ---- refusals ----------------------------------------------------------------
-
-
-def test_the_model_may_be_all_global_but_not_all_local():
-  with pytest.raises(ModelError, match='matches every trainable'):
-    planted.factorization(local=['user', 'items'])
-  assert planted.factorization(local=None).tiers == (tiers.GLOBAL,)
