@@ -32,6 +32,7 @@ _NUM_FEATURES = 4
 _DRAW = np.random.default_rng(0)
 _X = _DRAW.normal(size=[12, _NUM_FEATURES]).astype(np.float32)
 _WEIGHT = _DRAW.uniform(0.5, 2.0, 12).astype(np.float32)
+_WITH_ONES = np.hstack([_X, np.ones([12, 1])]).astype(np.float64)
 
 
 def _head(units: int = 1, activation: str | None = None) -> Callable[[], Any]:
@@ -89,7 +90,7 @@ def test_squared_error_is_ridge_regression_of_numpy() -> None:
   found = _solved(
     _model(), Exact(ridge=0.3), {'x': _X, 'y': y, 'weight': _WEIGHT}
   )
-  a = np.hstack([_X, np.ones([12, 1])]).astype(np.float64)
+  a = _WITH_ONES
   wanted = np.linalg.solve(
     a.T @ (_WEIGHT[:, None] * a) + 0.3 * np.eye(5), a.T @ (_WEIGHT * y[:, 0])
   )
@@ -102,8 +103,15 @@ def test_several_outputs_are_solved_together() -> None:
   y = _DRAW.normal(size=[12, 2]).astype(np.float32)
   found = _solved(_model(_head(2)), Exact(ridge=0.3), {'x': _X, 'y': y})
   ridge = linear_model.Ridge(alpha=0.6, fit_intercept=False)
-  ridge.fit(np.hstack([_X, np.ones([12, 1])]), y)
+  ridge.fit(_WITH_ONES, y)
   np.testing.assert_allclose(found['own/kernel'], ridge.coef_.T[:4], atol=1e-5)
+
+
+def _logistic_regression(y: np.ndarray) -> np.ndarray:
+  regression = linear_model.LogisticRegression(
+    C=1.0, fit_intercept=False, tol=1e-10, max_iter=1000
+  )
+  return regression.fit(_WITH_ONES, y).coef_[:, :4].T
 
 
 def test_logistic_head_is_that_of_scikit_learn() -> None:
@@ -112,26 +120,16 @@ def test_logistic_head_is_that_of_scikit_learn() -> None:
   found = _solved(
     _model(loss=loss), Exact(ridge=0.5), {'x': _X, 'y': y[:, None]}
   )
-  rows = np.hstack([_X, np.ones([12, 1])])
-  wanted = linear_model.LogisticRegression(
-    C=1.0, fit_intercept=False, tol=1e-10, max_iter=1000
-  ).fit(rows, y)
-  np.testing.assert_allclose(
-    found['own/kernel'][:, 0], wanted.coef_[0, :4], atol=1e-4
-  )
+  wanted = _logistic_regression(y)
+  np.testing.assert_allclose(found['own/kernel'], wanted, atol=1e-4)
 
 
 def test_softmax_head_is_that_of_scikit_learn() -> None:
   y = np.argmax(_X[:, :3] + _DRAW.normal(size=[12, 3]), 1).astype(np.int32)
   loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   found = _solved(_model(_head(3), loss), Exact(ridge=0.5), {'x': _X, 'y': y})
-  rows = np.hstack([_X, np.ones([12, 1])])
-  wanted = linear_model.LogisticRegression(
-    C=1.0, fit_intercept=False, tol=1e-10, max_iter=1000
-  ).fit(rows, y)
-  np.testing.assert_allclose(
-    found['own/kernel'], wanted.coef_[:, :4].T, atol=1e-4
-  )
+  wanted = _logistic_regression(y)
+  np.testing.assert_allclose(found['own/kernel'], wanted, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -173,7 +171,7 @@ def test_prior_has_a_mean_and_a_precision() -> None:
     Exact(prior=lambda client: Prior(mean, precision)),
     {'x': _X, 'y': y},
   )
-  a = np.hstack([_X, np.ones([12, 1])]).astype(np.float64)
+  a = _WITH_ONES
   first = np.array([1, 1, 1, 1, 2.0])
   wanted = np.linalg.solve(
     a.T @ a + precision, a.T @ y[:, 0] + precision @ first
@@ -319,48 +317,42 @@ def test_an_exact_phase_keeps_the_settings_that_are_not_of_steps() -> None:
 # ---- what is refused ---------------------------------------------------------
 
 
-def _refused(model: models.PartialModel, **phase: Any) -> None:
-  algorithms.build_fed_recon_fine_tuning_eval(
-    model,
-    reconstruct=Phase(optimizer=Exact(), **phase),
-    tune=Phase(max_steps=0),
-  )
+class _Idle(tf.keras.layers.Layer):
+  """Has a weight that it does not read."""
+
+  def build(self, shape: Any) -> None:
+    self.unread = self.add_weight('unread', [2])
+
+  def call(self, x: tf.Tensor) -> tf.Tensor:
+    return x
 
 
-def test_an_activation_is_named() -> None:
-  with pytest.raises(ExactError, match=r'own/Relu.*activation'):
-    _refused(_model(_head(1, 'relu')))
-
-
-def test_weights_that_predictions_do_not_depend_on_are_refused() -> None:
-  class Idle(tf.keras.layers.Layer):
-    def build(self, shape: Any) -> None:
-      self.unread = self.add_weight('unread', [2])
-
-    def call(self, x: tf.Tensor) -> tf.Tensor:
-      return x
-
-  def build() -> tf.keras.Model:
-    x = tf.keras.Input([_NUM_FEATURES])
-    shared = tf.keras.layers.Dense(1, name='all')(x)
-    return tf.keras.Model(x, Idle(name='own')(shared))
-
-  with pytest.raises(ExactError, match='depend on none'):
-    _refused(_model(build))
-
-
-def test_a_loss_without_curvature_is_refused() -> None:
-  with pytest.raises(ExactError, match='no curvature|no second derivative'):
-    _refused(_model(loss='mae'))
+def _with_idle_weights() -> tf.keras.Model:
+  x = tf.keras.Input([_NUM_FEATURES])
+  shared = tf.keras.layers.Dense(1, name='all')(x)
+  return tf.keras.Model(x, _Idle(name='own')(shared))
 
 
 @pytest.mark.parametrize(
-  'loss', [lambda y, p: -tf.square(y - p)[:, 0], 'binary_crossentropy']
+  ('options', 'message'),
+  [
+    ({'build': _head(1, 'relu')}, r'own/Relu.*activation'),
+    ({'build': _with_idle_weights}, 'depend on none'),
+    ({'loss': 'mae'}, 'no curvature|no second derivative'),
+    ({'loss': lambda y, p: -tf.square(y - p)[:, 0]}, 'not convex'),
+    # Keras clips probabilities, and so has no slope at 0 or below.
+    ({'loss': 'binary_crossentropy'}, 'not convex'),
+  ],
 )
-def test_a_loss_that_is_not_convex_is_refused(loss: Any) -> None:
-  """Keras clips probabilities, and so has no slope at 0 or below."""
-  with pytest.raises(ExactError, match='not convex'):
-    _refused(_model(loss=loss))
+def test_what_cannot_be_solved_is_refused(
+  options: dict[str, Any], message: str
+) -> None:
+  with pytest.raises(ExactError, match=message):
+    algorithms.build_fed_recon_fine_tuning_eval(
+      _model(**options),
+      reconstruct=Phase(optimizer=Exact()),
+      tune=Phase(max_steps=0),
+    )
 
 
 @pytest.mark.parametrize('ridge', [0.0, -1.0, float('nan')])

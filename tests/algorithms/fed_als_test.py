@@ -400,28 +400,29 @@ def test_no_surprise_is_negative_where_a_weight_is_small() -> None:
   np.testing.assert_allclose(distance(client), wanted, rtol=1e-6)
 
 
-def test_attributes_that_do_not_fit_are_refused() -> None:
-  for wrong in (np.zeros([_ITEMS + 1, 2]), np.full([_ITEMS, 1], np.nan)):
-    with pytest.raises(SettingError, match='attributes'):
-      algorithms.build_fed_als(_model(), attributes=wrong)
-
-
 # ---- what is refused ---------------------------------------------------------
 
 
-@pytest.mark.parametrize('memory', [-0.1, 1.0, float('nan')])
-def test_a_memory_is_a_share(memory: float) -> None:
-  with pytest.raises(SettingError, match='memory'):
-    algorithms.build_fed_als(_model(), memory=memory)
+def _als(**options: Any) -> Any:
+  return algorithms.build_fed_als(_model(), **options)
 
 
-def test_another_model_is_refused() -> None:
-  with pytest.raises(SettingError, match='build_model'):
-    algorithms.build_fed_als(planted.factorization())
-  with pytest.raises(SettingError, match='build_model'):
-    algorithms.build_fed_als_eval(planted.factorization())
-
-
-def test_a_model_without_items_is_refused() -> None:
-  with pytest.raises(SettingError, match='0 items'):
-    rating_posteriors.build_model(0, 2)
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (lambda: _als(attributes=np.zeros([_ITEMS + 1, 2])), 'attributes'),
+    (lambda: _als(attributes=np.full([_ITEMS, 1], np.nan)), 'attributes'),
+    (lambda: _als(memory=-0.1), 'memory'),
+    (lambda: _als(memory=1.0), 'memory'),
+    (lambda: _als(memory=float('nan')), 'memory'),
+    (lambda: algorithms.build_fed_als(planted.factorization()), 'build_model'),
+    (
+      lambda: algorithms.build_fed_als_eval(planted.factorization()),
+      'build_model',
+    ),
+    (lambda: rating_posteriors.build_model(0, 2), '0 items'),
+  ],
+)
+def test_what_does_not_fit_is_refused(build: Any, message: str) -> None:
+  with pytest.raises(SettingError, match=message):
+    build()
