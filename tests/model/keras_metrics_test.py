@@ -103,6 +103,16 @@ def _pure(
   )
 
 
+def _after(
+  pure: keras_metrics.PureMetrics, labels: Any, predictions: Any, weight: Any
+) -> Any:
+  """The state after one batch."""
+  batch = tf.nest.map_structure(
+    tf.convert_to_tensor, (labels, predictions, weight)
+  )
+  return pure.update(pure.initial_state(), *batch)
+
+
 @pytest.mark.parametrize(
   ('build', 'labels', 'predictions'),
   _METRICS,
@@ -184,12 +194,7 @@ def test_what_examples_leave_undefined_is_no_number(
   labels, predictions = np.float32(labels), np.float32(predictions)
   pure = _pure([build], labels, predictions)
   ((name, finalize),) = pure.finalizers().items()
-  state = pure.update(
-    pure.initial_state(),
-    tf.constant(labels),
-    tf.constant(predictions),
-    tf.ones([4]),
-  )
+  state = _after(pure, labels, predictions, np.ones(4, np.float32))
   np.testing.assert_allclose(finalize(state[name]), expected, rtol=1e-5)
 
 
@@ -216,9 +221,7 @@ def test_metrics_are_named_as_in_keras(kind):
   names = ['accuracy', 'crossentropy', 'mine', 'root_mean_squared_error']
   assert list(pure.names) == [*names, 'log_cosh', 'mse'][: len(given)]
   weight = _WEIGHT * (np.arange(_COUNT) < 30)
-  states = pure.update(
-    pure.initial_state(), *map(tf.constant, (labels, predictions, weight))
-  )
+  states = _after(pure, labels, predictions, weight)
   if kind == 'numbers':
     labels, predictions = labels[:, None], predictions[:, None]
   keras = tf.keras.Sequential([tf.keras.Input(predictions.shape[1:])])
@@ -246,10 +249,7 @@ def test_a_metric_that_was_used_is_given_as_new():
   pure = keras_metrics.PureMetrics(
     [used], _spec(_NUMBERS), _spec(_NUMBERS), tf.TensorSpec([], tf.float32)
   )
-  state = pure.update(
-    pure.initial_state(),
-    *map(tf.constant, (_NUMBERS, _NUMBERS + 1.0, _WEIGHT)),
-  )
+  state = _after(pure, _NUMBERS, _NUMBERS + 1.0, _WEIGHT)
   np.testing.assert_allclose(
     pure.finalizers()['used'](state['used']), 1.0, rtol=1e-5
   )
@@ -264,12 +264,7 @@ def test_states_of_clients_add_up():
   builders = [metrics.AUC, metrics.Precision, lambda: _Within(0.5)]
   pure = _pure(builders, _YES_OR_NO, _PROBABILITIES)
   states = [
-    pure.update(
-      pure.initial_state(),
-      tf.constant(_YES_OR_NO[rows]),
-      tf.constant(_PROBABILITIES[rows]),
-      tf.constant(_WEIGHT[rows]),
-    )
+    _after(pure, _YES_OR_NO[rows], _PROBABILITIES[rows], _WEIGHT[rows])
     for rows in (slice(0, 7), slice(7, 8), slice(8, None))
   ]
   total = tf.nest.map_structure(lambda *tensors: sum(tensors), *states)
@@ -287,12 +282,7 @@ def test_a_metric_leaves_out_what_a_layer_masks():
   pure = _pure([metrics.SparseCategoricalAccuracy], labels, logits)
   predictions = tf.constant(logits)
   predictions._keras_mask = tf.constant(labels != 0)
-  (state,) = pure.update(
-    pure.initial_state(),
-    tf.constant(labels),
-    predictions,
-    tf.constant([1.0, 0.5]),
-  ).values()
+  (state,) = _after(pure, labels, predictions, np.float32([1.0, 0.5])).values()
   # One of the three words is a 1; the two of the first sentence weigh 1 each.
   assert [tensor.numpy() for tensor in state] == [1.0, 2.5]
 
@@ -306,9 +296,7 @@ def test_thresholds_leave_out_what_a_layer_masks(build):
   pure = _pure([build], labels, predicted[..., None])
   predictions = tf.constant(predicted[..., None])
   predictions._keras_mask = tf.constant(mask)
-  state = pure.update(
-    pure.initial_state(), tf.constant(labels), predictions, tf.constant(weight)
-  )
+  state = _after(pure, labels, predictions, weight)
   expected = build()
   expected.update_state(
     labels[mask], predicted[mask][:, None], sample_weight=[1.0, 1.0, 0.5]
@@ -326,12 +314,8 @@ def test_each_output_has_its_own_mask():
   )
   steps = tf.constant([[[0.0], [1.0], [9.0]], [[4.0], [9.0], [9.0]]])
   steps._keras_mask = tf.constant([[True, True, False], [True, False, False]])
-  state = pure.update(
-    pure.initial_state(),
-    tf.nest.map_structure(tf.constant, labels),
-    {'a': steps, 'b': tf.zeros([2, 1])},
-    tf.ones([2]),
-  )
+  predictions = {'a': steps, 'b': tf.zeros([2, 1])}
+  state = _after(pure, labels, predictions, np.ones(2, np.float32))
   # The steps err by 1, 0 and 3.
   assert [t.numpy() for t in state['a_mae']] == [4.0, 3.0]
   assert [t.numpy() for t in state['b_mae']] == [2.0, 2.0]
