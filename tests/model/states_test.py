@@ -304,27 +304,6 @@ def test_what_is_frozen_keeps_every_bit() -> None:
   assert 'first/moving_mean: float32 [3] (frozen state)' in repr(model)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('state', ['averaged', 'local'])
-def test_runtimes_agree(state: str) -> None:
-  process = algorithms.build_fed_per(
-    _model(state=state, local='head'), training=Phase(epochs=2, batch_size=4)
-  )
-  clients = {
-    name: _fields(count) for name, count in {'a': 9, 'b': 4, 'c': 1}.items()
-  }
-  found = {}
-  for name in ('native', 'no jit'):
-    with planted.RUNTIMES[name]():
-      cohort = planted.cohort_of(process, clients, 1)
-      output = planted.run(process, cohort)
-      found[name] = (
-        planted.global_weights(process, output.state),
-        list(output.client_states),
-      )
-  planted.assert_close(found['no jit'], found['native'])
-
-
 def test_xla_is_not_tried_where_it_would_refuse(monkeypatch: Any) -> None:
   said: list[str] = []
   monkeypatch.setattr(logging, 'warning', lambda text, *_: said.append(text))
@@ -415,8 +394,3 @@ def test_noise_and_averages_are_refused() -> None:
     algorithms.build_fed_avg(
       _model(), aggregation=Aggregation(aggregator=noised)
     )
-
-
-def test_averages_that_no_phase_trains_are_refused() -> None:
-  with pytest.raises(CompositionError, match='would keep their first values'):
-    algorithms.build_p_fed_me(_model())
