@@ -302,14 +302,19 @@ def test_a_vocabulary_without_characters_is_refused():
 # ---- predictors that read no text --------------------------------------------
 
 
-def test_accuracies_can_be_counted_by_hand():
+def _labelled(labels_of: dict, **options) -> subreddit_data.Documents:
+  """Authors' documents, one at a time, by their labels alone."""
   records = [
-    ('ann', label, time, '')
-    for time, label in enumerate('xxyyx')  # Trains on the first three.
-  ] + [('bob', label, time, '') for time, label in enumerate('yyyyy')]
-  documents = subreddit_data.from_records(
-    'test', [(*r[:3], '.') for r in records]
-  )
+    (author, label, time, '.')
+    for author, labels in labels_of.items()
+    for time, label in enumerate(labels)
+  ]
+  return subreddit_data.from_records('test', records, **options)
+
+
+def test_accuracies_can_be_counted_by_hand():
+  # Ann trains on the first three.
+  documents = _labelled({'ann': 'xxyyx', 'bob': 'yyyyy'})
   known = np.array([0, 1, 2, 5, 6, 7])
   parts = {'test': np.array([3, 4, 8, 9]), 'none': np.zeros(0, int)}
   found = subreddit_predictors.accuracies(documents, known, known, parts)
@@ -329,29 +334,16 @@ def test_accuracies_can_be_counted_by_hand():
 
 
 def test_places_in_history_go_from_the_first_known_document_to_the_last():
-  documents = subreddit_data.from_records(
-    'test',
-    [('ann', 'x', time, '.') for time in range(6)]
-    + [('bob', 'x', time, '.') for time in range(3)]
-    + [('cat', 'x', 0, '.')],
-  )
+  documents = _labelled({'ann': 'xxxxxx', 'bob': 'xxx', 'cat': 'x'})
   # Known are ann's documents 1, 3 and 4, and bob's last one; of cat nothing is.
   places = subreddit_parts.places_in_history(documents, np.array([8, 4, 1, 3]))
   assert places.tolist() == [0, 0, 0.25, 0.5, 1, 1, 0, 0, 0, 0]
 
 
 def test_the_nearest_document_is_the_authors_own():
-  times = {'ann': (0, 10, 20, 30), 'bob': (40, 50, 60)}
-  documents = subreddit_data.from_records(
-    'test',
-    [
-      (author, label, time, '.')
-      for author, mine in times.items()
-      for time, label in zip(mine, 'xyzx', strict=False)
-    ],
-  )
+  documents = _labelled({'ann': 'xyzx', 'bob': 'xyz'})
   x, y, z = (documents.labels.index(label) for label in 'xyz')
-  documents.time[1] = 9  # Nearer to the first than to the third document.
+  documents.time[:] = [0, 9, 20, 30, 40, 50, 60]
   found = subreddit_predictors.accuracies(
     documents,
     np.arange(7),
@@ -364,15 +356,7 @@ def test_the_nearest_document_is_the_authors_own():
 
 def test_areas_can_be_counted_by_hand():
   labels = {'ann': (1, 1, 1, 0), 'bob': (0, 1, 0, 0)}
-  documents = subreddit_data.from_records(
-    'test',
-    [
-      (user, label, time, '.')
-      for user, mine in labels.items()
-      for time, label in enumerate(mine)
-    ],
-    labels=(0, 1),
-  )
+  documents = _labelled(labels, labels=(0, 1))
   known = np.array([0, 1, 4, 5])
   parts = {'test': np.array([2, 3, 6, 7]), 'one label': np.array([6, 7])}
   found = subreddit_predictors.aucs(documents, known, known, parts)
