@@ -43,16 +43,7 @@ def fixture_evaluation() -> evaluation.Evaluation:
 def fixture_weights() -> tff.learning.models.ModelWeights:
   generator = np.random.default_rng(5)
   table = generator.normal(size=[planted.NUM_ITEMS, planted.NUM_FACTORS])
-  return tff.learning.models.ModelWeights(
-    collections.OrderedDict(
-      {
-        tiers.GLOBAL: collections.OrderedDict(
-          {'items/embeddings': table.astype(np.float32)}
-        )
-      }
-    ),
-    collections.OrderedDict(),
-  )
+  return planted.as_model_weights({'items/embeddings': table.astype('f')})
 
 
 def _by_hand(weights, fields) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,6 @@ those of points in a plane. Three classes have the logits `x W`, which are zero
 for all if W is, so that each has the probability 1/3.
 """
 
-import collections
 from collections.abc import Callable
 import functools
 import math
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import baselines
 from tasks.emnist import models as emnist_models
@@ -267,12 +265,7 @@ def test_each_step_of_a_sequence_has_neighbours():
 def test_local_weights_are_rebuilt_before(clients):
   """Without a share, that is the evaluation of FedRecon."""
   model = _model(local='head')
-  weights = tff.learning.models.ModelWeights(
-    collections.OrderedDict(
-      {tiers.GLOBAL: {'turn/kernel': np.eye(2, dtype=np.float32)}}
-    ),
-    collections.OrderedDict(),
-  )
+  weights = planted.as_model_weights({'turn/kernel': np.eye(2, dtype='f')})
   recon = algorithms.build_fed_recon_eval(model, reconstruction_epochs=3)
   personalise = Phase(epochs=3)
   alone, mixed, expected = (
@@ -319,16 +312,8 @@ def test_any_classifier_with_features_has_neighbours():
     )
   )
   images = np.random.default_rng(0).integers(0, 16, [2, 8, 8], np.uint8)
-  seed = np.array([0, 1], np.int32)
-  weights = tff.learning.models.ModelWeights(
-    collections.OrderedDict(
-      {
-        tiers.GLOBAL: tf.nest.map_structure(
-          lambda t: t.numpy(), model.initial_weights(tiers.GLOBAL, seed)
-        )
-      }
-    ),
-    collections.OrderedDict(),
+  weights = planted.as_model_weights(
+    model.initial_weights(tiers.GLOBAL, [0, 1])
   )
   found = planted.evaluate(
     baselines.build_knn_per_eval(model, mixing=0.9),
