@@ -86,6 +86,16 @@ def _round(
   return output.state, output.client_states
 
 
+def _assert_learned_as_without(process: PartialProcess, state: Any) -> None:
+  """A first round's weights are those of a process without statistics."""
+  plain = composition.compose(process.model, work=process.work.work)
+  expected, _ = _round(plain)
+  planted.assert_same(
+    planted.global_weights(process, state),
+    planted.global_weights(plain, expected),
+  )
+
+
 def _server(state: Any) -> Any:
   return np.asarray(state.client_work['server'])
 
@@ -100,14 +110,7 @@ def test_a_sum_reaches_the_server_and_is_kept_there(model):
     # The means are 2.5 and 6.
     np.testing.assert_array_equal(_server(state), [8.5 * rounds, 2.0 * rounds])
     assert state.client_work['round'] == rounds
-  # It changes nothing of what is learned.
-  plain = composition.compose(model, work=process.work.work)
-  expected, _ = _round(plain)
-  first, _ = _round(process)
-  planted.assert_same(
-    planted.global_weights(process, first),
-    planted.global_weights(plain, expected),
-  )
+  _assert_learned_as_without(process, _round(process)[0])
 
 
 @pytest.mark.slow
@@ -118,12 +121,7 @@ def test_with_the_update_it_is_weighted_as_that_is(model):
   np.testing.assert_allclose(
     _server(state), [(4 * 2.5 + 2 * 6.0) / 6, 1.0], rtol=1e-6
   )
-  plain = _compose(model, server_state=None)
-  expected, _ = _round(plain)
-  planted.assert_same(
-    planted.global_weights(process, state),
-    planted.global_weights(plain, expected),
-  )
+  _assert_learned_as_without(process, state)
 
 
 @pytest.mark.slow

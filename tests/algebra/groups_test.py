@@ -40,6 +40,7 @@ from tff_partial.training.errors import ProgramError
 _BY_SIGN = groups.by_attribute(
   lambda held: tf.cast(held['x'][:, 0] > 0, tf.int32)
 )
+_OF_MEMBERS = [_BY_SIGN, Phase((GROUP,), optimizer=sgd(0.1), measured=True)]
 
 
 def _build(*layers: str, value: float = 1.0) -> tf.keras.Model:
@@ -58,6 +59,12 @@ def _model(*layers: str, group: Any, **options: Any) -> models.PartialModel:
   return tff_partial.from_keras(
     lambda: _build(*layers), loss='mse', group=group, num_groups=2, **options
   )
+
+
+def _of_two(*values: float) -> models.PartialModel:
+  """`w x`, where the copies of w begin with two values."""
+  initial = [_build('w', value=value) for value in values]
+  return _model('w', group='w', initial_weights=initial)
 
 
 def _client(*xs: float, slope: float) -> planted.Fields:
@@ -200,10 +207,7 @@ _RUNTIMES = {
 def test_a_copy_moves_by_the_mean_of_its_members(runtime):
   process = tff_partial.compose(
     _model('head', group='head'),
-    work=[
-      _BY_SIGN,
-      Phase(train=(GROUP,), optimizer=sgd(0.1), measured=True),
-    ],
+    work=_OF_MEMBERS,
     aggregation=Aggregation(mean_of_members=True),
   )
   assert 'members' in process.sent_beside
@@ -223,11 +227,7 @@ def test_a_copy_moves_by_the_mean_of_its_members(runtime):
 @pytest.mark.slow
 def test_a_copy_without_members_rests_also_with_momentum():
   process = baselines.build_ifca(
-    _model(
-      'w',
-      group='w',
-      initial_weights=[_build('w', value=value) for value in (-1.0, 1.0)],
-    ),
+    _of_two(-1.0, 1.0),
     training=Phase(optimizer=sgd(0.1)),
     server_optimizer=tff.learning.optimizers.build_sgdm(1.0, 0.9),
   )
@@ -251,10 +251,7 @@ def test_clients_that_clip_without_noise_keep_their_weights():
   clips, plain = (
     tff_partial.compose(
       _model('head', group='head'),
-      work=[
-        _BY_SIGN,
-        Phase(train=(GROUP,), optimizer=sgd(0.1), measured=True),
-      ],
+      work=_OF_MEMBERS,
       aggregation=Aggregation(
         mean_of_members=True, postprocess_update=postprocess
       ),
@@ -270,11 +267,7 @@ def test_clients_that_clip_without_noise_keep_their_weights():
 
 @pytest.mark.parametrize('mean_of_members', [False, True])
 def test_ifca_beside_numpy(mean_of_members):
-  model = _model(
-    'w',
-    group='w',
-    initial_weights=[_build('w', value=value) for value in (-1.0, 1.0)],
-  )
+  model = _of_two(-1.0, 1.0)
   assert model.tiers == (GROUP,)
   process = baselines.build_ifca(
     model,
@@ -303,8 +296,7 @@ def test_ifca_beside_numpy(mean_of_members):
 
 
 def test_clients_join_by_their_support_set_only():
-  initial = [_build('w', value=value) for value in (-1.0, 1.0)]
-  model = _model('w', group='w', initial_weights=initial)
+  model = _of_two(-1.0, 1.0)
   measuring = baselines.build_ifca_eval(model)
   # The second half, which is measured, has the slope 1, and much larger values.
   client = {
@@ -328,11 +320,7 @@ def _likely(shares: Any, copies: Any, fields: planted.Fields) -> Any:
 
 @pytest.mark.slow
 def test_fed_em_beside_numpy():
-  model = _model(
-    'w',
-    group='w',
-    initial_weights=[_build('w', value=value) for value in (-1.0, 1.0)],
-  )
+  model = _of_two(-1.0, 1.0)
   training = Phase(optimizer=sgd(0.1), batch_size=2, epochs=2)
   process = baselines.build_fed_em(model, are_logits=False, training=training)
   clients = {
@@ -389,9 +377,7 @@ def test_fed_em_beside_numpy():
 
 @pytest.mark.slow
 def test_ifcas_clients_choose_by_what_they_train_on():
-  model = _model(
-    'w', group='w', initial_weights=[_build('w', value=v) for v in (-1.0, 1.0)]
-  )
+  model = _of_two(-1.0, 1.0)
   held_out = tff_partial.splits.halves()
   process = baselines.build_ifca(model, training=Phase(on=held_out.support))
   # The second, which is held out, is far better explained by the other copy.
@@ -405,9 +391,7 @@ def test_ifcas_clients_choose_by_what_they_train_on():
 @pytest.mark.slow
 def test_examples_without_weight_have_no_share_of_a_mixture():
   copies = np.array([-1.0, 1.0])
-  model = _model(
-    'w', group='w', initial_weights=[_build('w', value=v) for v in copies]
-  )
+  model = _of_two(*copies)
   process = baselines.build_fed_em(model, are_logits=False)
   fields = _client(1.0, 0.5, slope=0.7)
   expected = _likely(np.full(2, 0.5), copies, fields)[0]
@@ -420,11 +404,7 @@ def test_examples_without_weight_have_no_share_of_a_mixture():
 
 @pytest.mark.slow
 def test_fed_em_finds_what_clients_are_mixtures_of():
-  model = _model(
-    'w',
-    group='w',
-    initial_weights=[_build('w', value=value) for value in (-0.5, 0.6)],
-  )
+  model = _of_two(-0.5, 0.6)
   process = baselines.build_fed_em(
     model, are_logits=False, training=Phase(optimizer=sgd(0.1), epochs=2)
   )

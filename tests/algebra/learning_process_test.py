@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.support import planted
 from tff_partial import composition
 from tff_partial import evaluation
 from tff_partial import phases
@@ -99,18 +100,9 @@ def pack(
   return population.cohort(list(clients), np.stack(seeds))
 
 
-def assert_same(first: Any, second: Any) -> None:
-  tf.nest.map_structure(np.testing.assert_array_equal, first, second)
-
-
 @pytest.fixture(scope='module', name='model')
 def fixture_model() -> models.PartialModel:
-  return keras_models.from_keras(
-    build_matrix_factorization,
-    local='user',
-    loss=tf.keras.losses.MeanSquaredError(),
-    metrics=lambda: [tf.keras.metrics.RootMeanSquaredError(name='rmse')],
-  )
+  return planted.factorization(build_matrix_factorization)
 
 
 @pytest.fixture(scope='module', name='process')
@@ -183,8 +175,8 @@ def test_rounds_equal_those_on_packed_clients(process, fields, batch_size):
     nothing = [collections.OrderedDict()] * len(cohort)
     expected, _, measured = process.next(expected, nothing, cohort)
     state, metrics = face.next(state, datasets)
-    assert_same(metrics, measured)
-    assert_same(
+    planted.assert_same(metrics, measured)
+    planted.assert_same(
       face.get_model_weights(state), process.get_model_weights(expected)
     )
   assert state.client_work['round'] == 2
@@ -199,7 +191,7 @@ def test_weights_can_be_set(face):
     lambda w: w + 1.0, weights.trainable[GLOBAL]
   )
   changed = face.set_model_weights(state, weights)
-  assert_same(face.get_model_weights(changed), weights)
+  planted.assert_same(face.get_model_weights(changed), weights)
   assert changed.client_work['round'] == 0
 
 
@@ -213,7 +205,7 @@ def test_evaluation_equals_that_on_packed_clients(
     lambda w: w + 0.5, weights.trainable[GLOBAL]
   )
   state = face.set_model_weights(face.initialize(), weights)
-  assert_same(face.get_model_weights(state), weights)
+  planted.assert_same(face.get_model_weights(state), weights)
   clients = {
     name: {'x': client['x'], 'y': client['y']}
     for name, client in CLIENTS.items()
@@ -232,10 +224,10 @@ def test_evaluation_equals_that_on_packed_clients(
     nothing = [collections.OrderedDict()] * len(cohort)
     expected = measuring.evaluate(weights, nothing, cohort).metrics
     measured = metrics['client_work']['eval']
-    assert_same(measured['current_round_metrics'], expected)
+    planted.assert_same(measured['current_round_metrics'], expected)
     if not round_number:
       first = expected
-      assert_same(measured['total_rounds_metrics'], expected)
+      planted.assert_same(measured['total_rounds_metrics'], expected)
   total = measured['total_rounds_metrics']
   counts = np.array([first['num_examples'], expected['num_examples']])
   assert total['num_examples'] == counts.sum()
@@ -244,7 +236,7 @@ def test_evaluation_equals_that_on_packed_clients(
     np.average([first['rmse'] ** 2, expected['rmse'] ** 2], weights=counts),
     rtol=1e-5,
   )
-  assert_same(face.get_model_weights(state), weights)
+  planted.assert_same(face.get_model_weights(state), weights)
 
 
 def test_seeds_of_clients_tell_them_apart():
@@ -416,8 +408,8 @@ def test_inputs_may_be_nested_and_weights_have_a_shape():
   ).batch(2)
   face = as_learning_process(process, dataset.element_spec)
   state, metrics = face.next(face.initialize(), [dataset])
-  assert_same(state, expected.state)
-  assert_same(metrics, expected.metrics)
+  planted.assert_same(state, expected.state)
+  planted.assert_same(metrics, expected.metrics)
 
 
 # TFF's programs.
