@@ -195,24 +195,13 @@ def test_masks_leave_the_same_steps_out():
 @pytest.fixture(scope='module', name='trained')
 def fixture_trained():
   """Some rounds with dropout, of Keras 3 in every runtime, and of Keras 2."""
+  cohort, native = tff_partial.runtimes.cohort, tff_partial.runtimes.native
   results = {}
   for name, of, runtime in (
-    (
-      'cohort',
-      keras,
-      tff_partial.runtimes.cohort(strict=True, jit=False),
-    ),
-    (
-      'XLA',
-      keras,
-      tff_partial.runtimes.cohort(strict=True, jit=True),
-    ),
-    ('native', keras, tff_partial.runtimes.native()),
-    (
-      'Keras 2',
-      tf.keras,
-      tff_partial.runtimes.cohort(strict=True, jit=False),
-    ),
+    ('cohort', keras, cohort(strict=True, jit=False)),
+    ('XLA', keras, cohort(strict=True, jit=True)),
+    ('native', keras, native()),
+    ('Keras 2', tf.keras, cohort(strict=True, jit=False)),
   ):
     model = partial(ratings, of, seed=3)
     process = tff_partial.algorithms.build_fed_recon(
@@ -502,11 +491,7 @@ def _residual():
     ),
     (_around(_dense(kernel_constraint='non_neg')), {}, 'has a constraint'),
     (_around(_dense(), Shuffling), {}, 'draws by `keras.random.shuffle`'),
-    (
-      _around(_dense(dtype='float16')),
-      {},
-      'has weights of float16',
-    ),
+    (_around(_dense(dtype='float16')), {}, 'has weights of float16'),
     (_around(_dense()), {'client_sized': 'dense'}, 'this one is of Keras 3'),
     (
       _around(_dense()),
@@ -518,16 +503,13 @@ def _residual():
       {},
       'does not say what its inputs are',
     ),
+    # An error of the builder is its own: this is no activation.
+    (_around(_dense(activation='ones')), {}, 'ones'),
   ],
 )
 def test_what_cannot_be_had_is_refused_by_name(build, options, message):
   with pytest.raises((ModelError, ValueError), match=message):
     tff_partial.from_keras(build, **{'loss': 'mse', **options})
-
-
-def test_an_error_of_the_builder_is_its_own():
-  with pytest.raises(ValueError, match='ones'):  # Which is no activation.
-    tff_partial.from_keras(_around(_dense(activation='ones')), loss='mse')
 
 
 def test_a_model_in_place_of_its_builder_is_refused():
