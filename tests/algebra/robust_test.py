@@ -46,7 +46,7 @@ def _krum(updates: np.ndarray, chosen: int) -> np.ndarray:
 
 
 def _geometric(updates: np.ndarray) -> np.ndarray:
-  point = updates.mean(0)
+  point = _median(updates)
   for _ in range(8):
     shares = [1 / max(np.linalg.norm(one - point), 1e-6) for one in updates]
     point = np.average(updates, axis=0, weights=shares)
@@ -111,6 +111,15 @@ def test_more_clients_than_there_is_room_for_are_an_error():
     pytest.raises(Exception, match='more clients took part than clients_per_'),
   ):
     process.next(process.initialize(), [one] * 2, [np.float32(1.0)] * 2)
+
+
+@pytest.mark.parametrize('size', [1e6, 1e15, 1e35])
+def test_one_client_moves_no_join_however_far_it_goes(join, size):
+  factory, _ = join
+  honest = np.random.default_rng(0).normal(1.0, 0.1, [_MOST - 1, 7])
+  updates = np.concatenate([honest, np.full([1, 7], size)]).astype(np.float32)
+  found = factory._join(tf.constant(updates)).numpy()
+  np.testing.assert_allclose(found, honest.mean(0), atol=0.15)
 
 
 # ---- under attack ------------------------------------------------------------

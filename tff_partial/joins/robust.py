@@ -43,13 +43,14 @@ def coordinate_median(*, clients_per_round: int) -> 'RobustFactory':
   Raises:
     SettingError: If it is no positive number.
   """
+  return RobustFactory('coordinate_median', _middle, clients_per_round)
 
-  def median(updates: tf.Tensor) -> tf.Tensor:
-    number = tf.shape(updates)[0]
-    ordered = tf.sort(updates, 0)
-    return 0.5 * (ordered[(number - 1) // 2] + ordered[number // 2])
 
-  return RobustFactory('coordinate_median', median, clients_per_round)
+def _middle(updates: tf.Tensor) -> tf.Tensor:
+  """Return the median of each coordinate of updates, `[clients, size]`."""
+  number = tf.shape(updates)[0]
+  ordered = tf.sort(updates, 0)
+  return 0.5 * (ordered[(number - 1) // 2] + ordered[number // 2])
 
 
 def trimmed_mean(*, share: float, clients_per_round: int) -> 'RobustFactory':
@@ -129,9 +130,10 @@ def geometric_median(
 ) -> 'RobustFactory':
   """Join updates by the point of least total distance to them: RFA.
 
-  Pillutla et al., 2022, Algorithm 2: Weiszfeld's iterations from the mean, with
-  distances of at least `smoothing`. It withstands fewer than half of the
-  clients.
+  Pillutla et al., 2022, Algorithm 2: Weiszfeld's iterations, with distances of
+  at least `smoothing`. It withstands fewer than half of the clients. Iterations
+  begin at the median of each coordinate: from the mean, which one client moves
+  as far as it likes, few of them do not come back.
 
   Args:
     iterations: The number of iterations.
@@ -148,7 +150,7 @@ def geometric_median(
     )
 
   def median(updates: tf.Tensor) -> tf.Tensor:
-    point = tf.reduce_mean(updates, 0)
+    point = _middle(updates)
     for _ in range(iterations):
       weights = 1.0 / tf.maximum(tf.norm(updates - point, axis=-1), smoothing)
       point = tf.linalg.matvec(updates, weights, transpose_a=True)
