@@ -114,6 +114,32 @@ def test_without_a_finite_loss_the_first_of_the_draw_are_taken(made):
     HighestLoss(made[1], 'mae')(draw({'loss': {'a': 1.0}}))
 
 
+def _build_own() -> tf.keras.Model:
+  x = tf.keras.Input([1])
+  shared = tf.keras.layers.Dense(1, use_bias=False)(x)  # Nothing, of zeros.
+  own = layers.PrivateVector(1, initializer='zeros', name='own')(x)
+  return tf.keras.Model(x, shared + own)
+
+
+@pytest.mark.slow
+def test_candidates_are_measured_with_what_they_remember(made):
+  model = tff_partial.from_keras(_build_own, local='own', loss='mse')
+  process = algorithms.build_furl(
+    model, training=Phase(optimizer=sgd(0.5), batch_size=None)
+  )
+  evaluation, measured = algorithms.build_furl_eval(model), []
+
+  def note(draw):
+    measured.append(draw.measure(evaluation)['loss'])
+    return draw.client_ids
+
+  options = {'clients_per_round': len(TARGETS), 'oversample': 1.0}
+  _train((process, None, made[2]), note, rounds=2, **options)
+  # A step of a half brings each client to its target.
+  assert measured[0] == {c: target**2 for c, target in TARGETS.items()}
+  assert measured[1] == dict.fromkeys(TARGETS, 0.0)
+
+
 @pytest.mark.slow
 def test_candidates_are_measured_with_the_state_of_the_server(made):
   def level(model):

@@ -35,7 +35,8 @@ class Draw:
     generator: For draws of the selection; follows from the seed and the round.
     history: The rounds so far, as in `TrainingResult.history`.
     measure: From an evaluation to its metrics at the drawn clients with the
-      round's first weights: metric name to client id to value, if there is one.
+      round's first weights, and with what they remember if the evaluation reads
+      that: metric name to client id to value, if there is one.
   """
 
   round: int

@@ -178,15 +178,16 @@ class TrainingLoop:
   def _measured(
     self, measuring: evaluation.Evaluation, client_ids: Sequence[str]
   ) -> evaluation.ByClient:
-    """Measure the current weights at some of the clients."""
+    """Measure the current weights, and what some of the clients remember."""
     some = cohorts.SomeClients(self.clients, tuple(client_ids))
-    measured = evaluation_sets.EvaluationSet(measuring, some)
-    measured.check(None)
+    store = None if measuring.is_stateless else self.run.store
+    measured = evaluation_sets.EvaluationSet(measuring, some, store is not None)
     found: list[evaluation.ByClient] = []
     evaluation_sets.measure(
       measured,
       self.run.weights,
       self.seed,
+      store,
       on_clients=found.append,
       server_state=self.run.server_state,
     )
