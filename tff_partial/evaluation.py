@@ -315,11 +315,12 @@ def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
   Returns:
     Metric name to its mean, standard deviation and quantiles over the clients
     where it is defined, and under `num_undefined` the number of others, if
-    there are any.
+    there are any. Metrics that are not one number for a client are left out.
   """
   return {
     name: _summarized(values)
     for name, values in over_clients(per_client).items()
+    if values.ndim == 1
   }
 
 

@@ -215,6 +215,12 @@ def test_a_summary_by_hand():
   )
 
 
+def test_a_metric_of_several_numbers_has_no_summary():
+  clients = [{'loss': 1.0, 'hits': [3.0, np.nan], 'num_clients': 1}] * 2
+  assert set(evaluation.summarize(clients)) == {'loss'}
+  assert evaluation.over_clients(clients)['hits'].shape == (2, 2)
+
+
 def test_an_undefined_metric_is_counted_and_left_out():
   clients = [
     {'auc': value, 'num_clients': 1} for value in (np.nan, 1.0, np.nan)
