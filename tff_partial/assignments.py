@@ -243,6 +243,11 @@ def embedding_phase(parts: FedEmbedVariables, how: Phase) -> Phase:
     parts: The parts of the model.
     how: The phase's optimizer, batches and epochs.
   """
+  if how.variable_filter is not None or how.loss is not None:
+    raise phases.PhaseError(
+      f'{how}: which variables form an embedding, and by which loss, follows '
+      'from `FedEmbedVariables`. Leave variable_filter and loss out.'
+    )
   return dataclasses.replace(
     how,
     train=(LOCAL,),
@@ -316,6 +321,8 @@ def map_loss(
     radius: Standard deviation of the neighbourhood, in nodes.
     rows: Rows of the lattice.
   """
+  if not (rows >= 1 and radius >= 0.0):
+    raise groups.GroupError(f'{rows=}, {radius=}: give at least 1, and 0.')
   distances_of = _distances(parts)
 
   def loss(client: ClientContext) -> tf.Tensor:
@@ -373,14 +380,10 @@ def _distances(
       '`FedEmbedVariables(prototypes=...)` which variable of the model holds '
       'them.'
     )
-
-  def distances(client: ClientContext) -> tf.Tensor:
-    return groups.squared_distances(
-      client.weight(LOCAL, parts.embedding),
-      client.weight(GLOBAL, parts.prototypes),
-    )
-
-  return distances
+  return lambda client: groups.squared_distances(
+    client.weight(LOCAL, parts.embedding),
+    client.weight(GLOBAL, parts.prototypes),
+  )
 
 
 def _known(parts: FedEmbedVariables) -> Any:

@@ -726,6 +726,18 @@ def test_names_of_variables_beside_their_roles_are_refused(build, argument):
     )
 
 
+@pytest.mark.parametrize('setting', [{'loss': 'mse'}, {'variable_filter': 'e'}])
+def test_a_phase_that_forms_embeddings_names_no_variables_nor_loss(setting):
+  with pytest.raises(PhaseError, match=f'{next(iter(setting))}=.*follows from'):
+    assignments.by_map(PARTS, forming=Phase(**setting))
+
+
+@pytest.mark.parametrize('setting', [{'rows': 0}, {'radius': -1.0}])
+def test_a_map_has_rows_and_a_radius(setting):
+  with pytest.raises(groups.GroupError, match='give at least 1, and 0'):
+    assignments.by_map(PARTS, **setting)
+
+
 def _compose(model: models.PartialModel, *work: Any) -> Any:
   return composition.compose(
     model, work=list(work), client_state=client_state.persist_local
