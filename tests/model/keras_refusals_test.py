@@ -163,6 +163,11 @@ _SHARED = layers.Dense(1, name='shared')
       r"The operation '.*noise/.*' \(RandomUniform\) draws random numbers from "
       "hidden state, .* Use Keras's own initializers and random layers",
     ),
+    (
+      _stack(_Calls(lambda _, x: tf.math.l2_normalize(x), name='unit')),
+      r"The operation '.*unit/.*' \(Sum\) computes one value from all examples "
+      'of a batch, and so from padded ones. Leave the first axis as it is',
+    ),
     (_stack(_Draws(inside=True)), r'\(RandomUniform\) draws random numbers'),
     (
       _initialized_by(_HiddenInitializer()),
@@ -249,6 +254,15 @@ def test_models_that_are_no_pure_functions_are_refused(build, message):
     _SHARED.build([None, 4])
   with pytest.raises(models.ModelError, match=message):
     keras_models.from_keras(build, loss=_MSE)
+
+
+@pytest.mark.parametrize(
+  'given', [{'weights': True}, {'labels': tf.int32}, {'inputs': [4]}]
+)
+def test_a_spec_that_is_none_is_refused(given):
+  (name,) = given
+  with pytest.raises(models.ModelError, match=f'{name}=.*such as `{name}=tf'):
+    keras_models.from_keras(kinds.functional, loss=_MSE, **given)
 
 
 class _OwnTable(layers.Layer):

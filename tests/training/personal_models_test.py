@@ -336,6 +336,15 @@ def test_what_cannot_be_chosen_is_refused(
     top_candidates.top_n(keras_model, candidates, number, exclude=exclude)
 
 
+def test_an_item_beyond_the_table_is_named():
+  item = tf.keras.Input([], dtype=tf.int32)
+  score = tf.keras.layers.Embedding(2, 1)(item)
+  with pytest.raises(
+    ProgramError, match=r'indices\[2\] = 2 is not in \[0, 2\)'
+  ):
+    top_candidates.top_n(tf.keras.Model(item, score), range(3), 1)
+
+
 # ---- the runtime that is taken -----------------------------------------------
 
 

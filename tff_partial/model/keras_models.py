@@ -17,6 +17,7 @@ from tff_partial.model import outputs
 from tff_partial.model import preprocessing
 from tff_partial.model import pretrained
 from tff_partial.model import states
+from tff_partial.model.keras_refusals import refuse_no_specs
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import assumed_labels
 from tff_partial.model.models import PartialModel
@@ -45,8 +46,8 @@ def from_keras(
 ) -> PartialModel:
   """Take a Keras model apart into weights of three tiers and pure functions.
 
-  Losses that layers add for their weights count in every phase. Layers such as
-  dropout draw from the client's seed. Lookups of an input are lifted off.
+  Losses that layers add for weights count in every phase; a `train_step` does
+  not. Dropout draws from the client's seed. Lookups of an input are lifted off.
 
   Args:
     build: Makes the model, of `tf.keras` or of Keras 3 with TensorFlow as its
@@ -59,9 +60,8 @@ def from_keras(
     local: Variables that never leave the client: a layer or its name, a regular
       expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
-    client_sized: Local tables of which each client has as many rows as its own
-      examples name, numbered from 0. The builder's number of rows only affects
-      the distribution of first values.
+    client_sized: Local tables with a row for each id of a client's examples,
+      from 0. The builder's number of rows only affects how rows are drawn.
     group: Variables with a copy for each of `num_groups` sub-populations.
     num_groups: Number of sub-populations.
     state: Treatment of moving averages and other variables that layers change
@@ -84,6 +84,7 @@ def from_keras(
     ModelError: If the model is no pure function of its weights and examples, or
       a selector matches nothing, everything, or not all layers of a variable.
   """
+  refuse_no_specs(inputs=inputs, labels=labels, weights=weights)
   rest = preprocessing.Lifting(_checked_builder(build), inputs)
   spec, in_keras_3 = _analysed(rest, inputs, client_sized)
   tier_of = _tiers(spec, local, group, num_groups)

@@ -89,6 +89,33 @@ def refuse_open_shapes(inputs: Any) -> None:
       )
 
 
+def refuse_no_specs(**given: Any) -> None:
+  """Refuse descriptions of an example that are no specs, such as a type."""
+  for name, specs in given.items():
+    for spec in tf.nest.flatten(specs):
+      if spec is not None and not isinstance(spec, tf.TensorSpec):
+        raise ModelError(
+          f'{name}={specs!r}: describe those of one example, such as '
+          f'`{name}=tf.TensorSpec([], tf.float32)`.'
+        )
+
+
+def refuse_joining(predictions: Any, inputs: Any) -> None:
+  """Refuse a model whose predictions for an example depend on the others.
+
+  Of one whose layers change a state, training has no padding.
+  """
+  joining = tracing.first_joining(
+    tf.nest.flatten(predictions), tf.nest.flatten(inputs)
+  )
+  if joining is not None:
+    raise ModelError(
+      f'The operation {joining.name!r} ({joining.type}) computes one value '
+      'from all examples of a batch, and so from padded ones. Leave the first '
+      'axis as it is, for instance with `axis=-1`.'
+    )
+
+
 def is_kind_of(layer: tf.keras.layers.Layer, name: str) -> bool:
   """Return true if a layer is of a Keras 2 or 3 class, or derived from it."""
   return any(

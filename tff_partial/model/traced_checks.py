@@ -125,6 +125,8 @@ def trace(model: Any) -> Traced:
         'and so on padded examples. Add losses of weights only, or compute '
         'the term in the loss function.'
       )
+    if not any(v.state for v in model.variables):
+      keras_refusals.refuse_joining(predictions, batch['x'])
   tracing.refuse_hidden_draws(graph)
   if any(outside.dtype == tf.resource for outside, _ in graph.captures):
     raise ModelError(

@@ -37,6 +37,7 @@ _DRAWS = (
 _RAISED = re.compile(r'\w*(Error|Exception): ')
 _CALLING = 'Exception encountered when calling'
 _RECEIVED = 'rguments received by'
+_STACK, _NODE = 'Graph execution error', '[[{{node'
 
 # Name scope of operations whose shapes follow from data, which XLA refuses.
 DYNAMIC = 'dynamic_shapes'
@@ -166,6 +167,10 @@ def reason(error: Exception) -> str:
   if any(line.startswith('in user code') for line in lines):
     raised = [i for i, line in enumerate(lines) if _RAISED.match(line)]
     lines = lines[raised[-1] if raised else -1 :]
+  # A stack of operations comes before what failed, and its node after it.
+  nodes = [i for i, line in enumerate(lines) if line.startswith(_NODE)]
+  if nodes and lines[0].startswith(_STACK):
+    lines = lines[nodes[0] - 1 :]
   told = [line for line in lines if _CALLING not in line] or lines
   line, *_ = told or [type(error).__name__]
   return line if line.endswith('.') else f'{line}.'
@@ -250,6 +255,40 @@ def first_dependent(
     if any(id(tensor.op) in wanted for tensor in operation.inputs):
       return named
     stack.extend((tensor.op, named) for tensor in operation.inputs)
+  return None
+
+
+def first_joining(
+  tensors: Sequence[tf.Tensor], sources: Sequence[Any]
+) -> tf.Operation | None:
+  """Return the first operation that computes one value from a whole batch.
+
+  The shape of numbers that are computed for each example is open, as long as
+  the number of examples is.
+
+  Args:
+    tensors: What is computed for each example.
+    sources: Placeholders of a batch of open size.
+  """
+  operations = sources[0].graph.get_operations() if sources else []
+  wanted = {id(source.op) for source in sources}
+  for operation in operations:
+    if operation.type not in _OF_SHAPES and any(
+      id(tensor.op) in wanted for tensor in operation.inputs
+    ):
+      wanted.add(id(operation))
+  needed = {id(tensor) for tensor in tensors}
+  for operation in reversed(operations):
+    if any(id(tensor) in needed for tensor in operation.outputs):
+      needed.update(map(id, operation.inputs))
+  for operation in operations:
+    if id(operation) in wanted and any(
+      id(tensor) in needed
+      and tensor.dtype.is_floating
+      and tensor.shape.is_fully_defined()
+      for tensor in operation.outputs
+    ):
+      return operation
   return None
 
 
