@@ -67,9 +67,6 @@ class Report(Options):
     'that all clients have loaded and sent by then.',
     choices=('rounds', 'parameters', 'bytes'),
   )
-  smooth: int = option(
-    1, 'Draw means of so many of the last values.', at_least=1
-  )
   x: str | None = option(None, 'Draw a metric over this flag, too.')
   y: str = option('accuracy', 'That metric.')
 
@@ -133,9 +130,7 @@ def main(report: Report) -> None:
   write_whole(written[1], table.to_csv())
   metric = report.curve or curves.default_metric(settings)
   lines = {
-    setting.label: [
-      curves.read(run, metric, report.smooth) for run in setting.runs
-    ]
+    setting.label: [curves.read(run, metric) for run in setting.runs]
     for setting in settings
   }
   figure = 'curves.png'
@@ -152,7 +147,6 @@ def main(report: Report) -> None:
       lines,
       folder / figure,
       metric=metric,
-      smooth=report.smooth,
       over=report.curve_over,
     )
   )

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
   from tff_partial.data.vocabularies import Vocabulary
   from tff_partial.exchange.messages import ClientWeighting
   from tff_partial.exporting.exports import export
-  from tff_partial.learning_process import as_evaluation_process
   from tff_partial.learning_process import as_learning_process
   from tff_partial.model.adapters import add_lora
   from tff_partial.model.adapters import freeze
@@ -105,7 +104,6 @@ __all__ = [
   'aggregators',
   'algorithms',
   'analysis',
-  'as_evaluation_process',
   'as_learning_process',
   'assignments',
   'callbacks',
@@ -174,7 +172,7 @@ _HOMES = {
   'data.vocabularies': ['Vocabulary', 'load as load_vocabularies'],
   'exchange.messages': ['ClientWeighting'],
   'exporting.exports': ['export'],
-  'learning_process': ['as_evaluation_process', 'as_learning_process'],
+  'learning_process': ['as_learning_process'],
   'model.adapters': ['add_lora', 'freeze'],
   'model.first_values': ['learn_first_values'],
   'model.keras_models': ['from_keras'],

@@ -28,10 +28,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import evaluation as evaluation_lib
 from tff_partial import processes
 from tff_partial import random_bits
-from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
@@ -210,15 +208,6 @@ def _packing(
   return pack
 
 
-def _check_forgets(remembered: tff.Type, what: str) -> None:
-  if not isinstance(remembered, tff.StructType) or len(remembered):
-    raise client_work.CompositionError(
-      f'The clients of this {what} remember {remembered} from round to round. '
-      'A `LearningProcess` has no place for it, so that clients would begin '
-      'anew each time. Run it with a program that keeps client states.'
-    )
-
-
 def as_learning_process(
   process: processes.PartialProcess,
   element_spec: Any = None,
@@ -240,7 +229,13 @@ def as_learning_process(
     CompositionError: If clients would lose their state, noise what they send,
       or batches lack a field or have one of another type.
   """
-  _check_forgets(process.next.type_signature.parameter[1].member, 'process')
+  remembered = process.next.type_signature.parameter[1].member
+  if not isinstance(remembered, tff.StructType) or len(remembered):
+    raise client_work.CompositionError(
+      f'The clients of this process remember {remembered} from round to round. '
+      'A `LearningProcess` has no place for it, so that clients would begin '
+      'anew each time. Run it with a program that keeps client states.'
+    )
   noised = process.mechanism
   if noised is not None and noised.where == mechanisms.LOCAL:
     raise client_work.CompositionError(
@@ -272,119 +267,4 @@ def as_learning_process(
     next_fn,
     process.get_model_weights,
     process.set_model_weights,
-  )
-
-
-def _check_sequences(evaluation: evaluation_lib.Evaluation) -> None:
-  """Check that clients of an evaluation need nothing but sequences."""
-  kept_type = evaluation.initialize_client.type_signature.result
-  _check_forgets(kept_type, 'evaluation')
-  if evaluation.server_type is not None:
-    raise client_work.CompositionError(
-      "Clients of this evaluation read the server's state, "
-      f"{evaluation.server_type}, for which TFF's program has no place. Use "
-      '`tff_partial.evaluate(..., server_state=...)`.'
-    )
-
-
-def _evaluation_state(weights: Any, number: Any, pooled: Any) -> Any:
-  """Return the state of an evaluation, within a federated computation."""
-  nothing = tff.federated_value((), tff.SERVER)
-  work_state = collections.OrderedDict(round=number, metrics=pooled)
-  return tff.federated_zip(
-    templates.LearningAlgorithmState(
-      weights, nothing, work_state, nothing, nothing
-    )
-  )
-
-
-def _evaluation_metrics(current: Any, total: Any) -> Any:
-  """Return metrics where TFF's programs expect them."""
-  measured = collections.OrderedDict(
-    current_round_metrics=current, total_rounds_metrics=total
-  )
-  return collections.OrderedDict(
-    client_work=collections.OrderedDict(eval=measured)
-  )
-
-
-def as_evaluation_process(
-  evaluation: evaluation_lib.Evaluation,
-  element_spec: Any = None,
-  *,
-  seed: int = 0,
-) -> tff.learning.templates.LearningProcess:
-  """Convert an evaluation to a process for TFF's `EvaluationManager`.
-
-  `tff.learning.programs.EvaluationManager` runs it on clients with sequences of
-  batches. Its state has the weights to measure, set with `set_model_weights`,
-  and the metrics of the rounds so far. Its metrics are at `client_work/eval`:
-  those of the round at `current_round_metrics`, those of all rounds at
-  `total_rounds_metrics`, where a client counts each time it takes part.
-
-  Args:
-    evaluation: An evaluation whose clients remember nothing, such as that of
-      FedRecon.
-    element_spec: The spec of a batch: `dataset.element_spec`. By default all
-      that the evaluation reads except weights, which are then one.
-    seed: The run's seed, which determines clients' random draws.
-
-  Raises:
-    CompositionError: If clients remember something or read the server's state,
-      or batches lack a field or have one of another type.
-  """
-  _check_sequences(evaluation)
-  pack = _packing(evaluation.example_spec, element_spec, seed)
-  model = evaluation.model
-  weights_type = client_work.weights_type(model)
-  pool = tff.learning.metrics.SumThenFinalizeFactory(
-    client_metrics.metric_finalizers(model)
-  ).create(evaluation.measure.type_signature.result[0])
-  initial_weights = client_work.initial_weights(model)
-  first_round = tff.tensorflow.computation(lambda: tf.constant(0))
-  count_round = tff.tensorflow.computation(lambda n: n + 1, np.int32)
-
-  @tff.tensorflow.computation(
-    weights_type, np.int32, pack.type_signature.parameter[1]
-  )
-  def measure(weights: Any, number: Any, batches: Any) -> Any:
-    nothing: Any = collections.OrderedDict()
-    return evaluation.measure(weights, nothing, pack(number, batches))[0]
-
-  @tff.federated_computation
-  def initialize() -> Any:
-    return _evaluation_state(
-      tff.federated_eval(initial_weights, tff.SERVER),
-      tff.federated_eval(first_round, tff.SERVER),
-      pool.initialize(),
-    )
-
-  @tff.federated_computation(
-    initialize.type_signature.result,
-    tff.FederatedType(pack.type_signature.parameter[1], tff.CLIENTS),
-  )
-  def next_fn(state: Any, sequences: Any) -> Any:
-    weights, number = state.global_model_weights, state.client_work['round']
-    states = tff.federated_map(
-      measure,
-      (
-        tff.federated_broadcast(weights),
-        tff.federated_broadcast(number),
-        sequences,
-      ),
-    )
-    pooled = pool.next(state.client_work['metrics'], states)
-    metrics = _evaluation_metrics(*pooled.result)
-    number = tff.federated_map(count_round, number)
-    return templates.LearningProcessOutput(
-      _evaluation_state(weights, number, pooled.state),
-      tff.federated_zip(metrics),
-    )
-
-  return templates.LearningProcess(
-    initialize,
-    next_fn,
-    *processes.weight_accessors(
-      initialize.type_signature.result.member, weights_type
-    ),
   )

@@ -1,11 +1,10 @@
-"""TFF's own programs train and evaluate our processes, to the same numbers."""
+"""TFF's own programs train our processes, to the same numbers."""
 
 import asyncio
 import collections
 from collections.abc import Mapping
 import copy
 import csv
-import datetime
 import pathlib
 from typing import Any
 
@@ -16,7 +15,6 @@ import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import composition
-from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial.algorithms import fed_recon
@@ -27,7 +25,6 @@ from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.data import splits
 from tff_partial.dp import mechanisms
-from tff_partial.learning_process import as_evaluation_process
 from tff_partial.learning_process import as_learning_process
 from tff_partial.learning_process import client_seed
 from tff_partial.model import keras_models
@@ -112,20 +109,9 @@ def fixture_process(model) -> processes.PartialProcess:
   )
 
 
-@pytest.fixture(scope='module', name='measuring')
-def fixture_measuring(model) -> evaluation.Evaluation:
-  return fed_recon.build_fed_recon_eval(model, batch_size=3)
-
-
 @pytest.fixture(scope='module', name='face')
 def fixture_face(process) -> Any:
   return as_learning_process(process)
-
-
-@pytest.fixture(scope='module', name='measuring_face')
-def fixture_measuring_face(measuring) -> Any:
-  # The batches have a field that the evaluation does not read.
-  return as_evaluation_process(measuring, _specs())
 
 
 pytestmark = pytest.mark.usefixtures('in_native')
@@ -195,50 +181,6 @@ def test_weights_can_be_set(face):
   assert changed.client_work['round'] == 0
 
 
-@pytest.mark.slow
-def test_evaluation_equals_that_on_packed_clients(
-  measuring, measuring_face, process
-):
-  face = measuring_face
-  weights = process.get_model_weights(process.initialize())
-  weights.trainable[GLOBAL] = tf.nest.map_structure(
-    lambda w: w + 0.5, weights.trainable[GLOBAL]
-  )
-  state = face.set_model_weights(face.initialize(), weights)
-  planted.assert_same(face.get_model_weights(state), weights)
-  clients = {
-    name: {'x': client['x'], 'y': client['y']}
-    for name, client in CLIENTS.items()
-  }
-  halves = list(clients)[:2], list(clients)[2:]
-  for round_number, names in enumerate(halves):
-    chosen = {name: clients[name] for name in names}
-    state, metrics = face.next(
-      state,
-      [
-        as_dataset(CLIENTS[name], batch_size=4, fields='x y time')
-        for name in names
-      ],
-    )
-    cohort = pack(measuring, round_number, chosen)
-    nothing = [collections.OrderedDict()] * len(cohort)
-    expected = measuring.evaluate(weights, nothing, cohort).metrics
-    measured = metrics['client_work']['eval']
-    planted.assert_same(measured['current_round_metrics'], expected)
-    if not round_number:
-      first = expected
-      planted.assert_same(measured['total_rounds_metrics'], expected)
-  total = measured['total_rounds_metrics']
-  counts = np.array([first['num_examples'], expected['num_examples']])
-  assert total['num_examples'] == counts.sum()
-  np.testing.assert_allclose(
-    total['rmse'] ** 2,
-    np.average([first['rmse'] ** 2, expected['rmse'] ** 2], weights=counts),
-    rtol=1e-5,
-  )
-  planted.assert_same(face.get_model_weights(state), weights)
-
-
 def test_seeds_of_clients_tell_them_apart():
   random = np.random.default_rng(2)
   values = {
@@ -306,13 +248,6 @@ def test_refuses_clients_that_remember(model):
   )
   with pytest.raises(CompositionError, match=r'float32\[3,1\]'):
     as_learning_process(process)
-  measuring = evaluation.build_evaluation(
-    model,
-    client_state=persist_local,
-    work=[phases.Phase(train=(), measured=True)],
-  )
-  with pytest.raises(CompositionError, match='this evaluation'):
-    as_evaluation_process(measuring)
 
 
 def test_refuses_noise_of_clients_with_seeds_of_their_examples(process):
@@ -329,12 +264,11 @@ def test_refuses_tables_whose_size_no_batch_says():
     vectors = tf.keras.layers.Embedding(3, 1, name='own')(item)
     return tf.keras.Model(item, tf.keras.layers.Dense(1)(vectors))
 
-  measuring = evaluation.build_evaluation(
-    keras_models.from_keras(build, loss='mse', local='own', client_sized='own'),
-    work=[phases.Phase(train=(), measured=True)],
+  process = fed_recon.build_fed_recon(
+    keras_models.from_keras(build, loss='mse', local='own', client_sized='own')
   )
   with pytest.raises(CompositionError, match=r"\['own/embeddings'\] have the"):
-    as_evaluation_process(measuring)
+    as_learning_process(process)
 
 
 def _specs(**changes: Any) -> Any:
@@ -428,25 +362,12 @@ def read_client(client_id):
   return tf.data.Dataset.from_tensor_slices(examples_of_client).batch(5)
 
 
-def run_program(
-  folder: pathlib.Path, face: Any, measuring_face: Any, rounds: int
-) -> dict[str, Any]:
+def run_program(folder: pathlib.Path, face: Any, rounds: int) -> dict[str, Any]:
   """Trains as TFF's users do, and returns what was released."""
   released: dict[str, Any] = {
-    name: tff.program.MemoryReleaseManager()
-    for name in ('model', 'train', 'rounds', 'evaluation')
+    name: tff.program.MemoryReleaseManager() for name in ('model', 'train')
   }
   clients = tff.program.ClientIdDataSource(list(CLIENTS))
-  manager = tff.learning.programs.EvaluationManager(
-    data_source=clients,
-    aggregated_metrics_manager=released['evaluation'],
-    create_state_manager_fn=lambda name: tff.program.FileProgramStateManager(
-      folder / 'evaluations' / name, prefix='version_'
-    ),
-    create_process_fn=lambda name: (measuring_face, released['rounds']),
-    cohort_size=5,
-    duration=datetime.timedelta(0),
-  )
   with native(asynchronous=True) as context:
     federated = tff.program.NativeFederatedContext(context)
     with tff.framework.get_context_stack().install(federated):
@@ -468,7 +389,7 @@ def run_program(
               ),
             ]
           ),
-          evaluation_manager=manager,
+          evaluation_manager=None,
           evaluation_periodicity=2,
         )
       )
@@ -476,18 +397,15 @@ def run_program(
 
 
 @pytest.mark.slow
-def test_train_model_trains_saves_evaluates_and_resumes(
-  tmp_path, process, face, measuring, measuring_face
-):
-  faces = [
+def test_train_model_trains_saves_and_resumes(tmp_path, process, face):
+  program_face = (
     tff.simulation.compose_dataset_computation_with_learning_process(
-      read_client, each
+      read_client, face
     )
-    for each in (face, measuring_face)
-  ]
-  first = run_program(tmp_path, *faces, rounds=2)
+  )
+  first = run_program(tmp_path, program_face, rounds=2)
   assert list(first['train']) == [1, 2]
-  then = run_program(tmp_path, *faces, rounds=3)
+  then = run_program(tmp_path, program_face, rounds=3)
   assert list(then['train']) == [3]
 
   # All clients take part, in an order that TFF draws.
@@ -513,15 +431,6 @@ def test_train_model_trains_saves_evaluates_and_resumes(
       released['train'][number]['model_metrics'],
       metrics['client_work']['train'],
     )
-    if number == 1:
-      continue
-    # The second and the last round are evaluated, in one round of evaluation.
-    expected = measuring.evaluate(
-      process.get_model_weights(state), nothing, pack(measuring, 0, clients)
-    )
-    for name in ('rounds', 'evaluation'):
-      assert list(released[name]) == [number]
-      assert_close(released[name][number]['model_metrics'], expected.metrics)
   released_state = then['model']['training_checkpoint_round_3']
   assert_close(released_state.global_model_weights, state.global_model_weights)
   assert released_state.client_work['round'] == 3

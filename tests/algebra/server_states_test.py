@@ -8,8 +8,6 @@ import tensorflow as tf
 
 import tff_partial
 from tff_partial import evaluation
-from tff_partial import learning_process
-from tff_partial.client import client_work
 from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import batch_of
 from tff_partial.errors import SettingError
@@ -139,10 +137,3 @@ def test_an_evaluation_says_what_it_misses(process, exam):
   ).weights
   with pytest.raises(SettingError, match='<rounds=float32>, bu'):
     tff_partial.evaluate(exam, weights)
-  stateless = evaluation.build_evaluation(
-    tff_partial.from_keras(_build, loss='mae'),
-    work=[Phase(train=(), measured=True)],
-    server_state=_count,
-  )
-  with pytest.raises(client_work.CompositionError, match='has no place'):
-    learning_process.as_evaluation_process(stateless)

@@ -203,12 +203,6 @@ def test_empty_cells_are_no_values(tmp_path):
     2: 1.5,
     4: 1.1,
   }
-  assert curves.read(run, 'loss', smooth=2).values.tolist() == [
-    3.0,
-    2.5,
-    1.5,
-    0.75,
-  ]
 
 
 def test_the_band_is_one_deviation_over_common_rounds():

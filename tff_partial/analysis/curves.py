@@ -46,13 +46,12 @@ class Trace(NamedTuple):
   state: str = run_folders.DONE
 
 
-def read(run: run_folders.RunFolder, metric: str, smooth: int = 1) -> Trace:
+def read(run: run_folders.RunFolder, metric: str) -> Trace:
   """Read a metric from a run's table of rounds.
 
   Args:
     run: The run.
     metric: A column, such as `loss` or `validation_rmse`.
-    smooth: The window of a moving average over the last values.
 
   Raises:
     AnalysisError: If the table has no such column, or the column is empty.
@@ -77,7 +76,7 @@ def read(run: run_folders.RunFolder, metric: str, smooth: int = 1) -> Trace:
       f'{run.folder}: metric {metric!r} was measured in no round. Choose '
       'another one.'
     )
-  return Trace(values.rolling(smooth, min_periods=1).mean(), run.state)
+  return Trace(values, run.state)
 
 
 def over_traffic(
@@ -164,7 +163,6 @@ def draw(
   path: str | os.PathLike[str],
   *,
   metric: str,
-  smooth: int = 1,
   over: str = ROUNDS,
 ) -> pathlib.Path:
   """Draw learning curves, with a legend.
@@ -173,7 +171,6 @@ def draw(
     lines: Label to its repetitions.
     path: The PNG file to write.
     metric: The metric, for the vertical axis.
-    smooth: The `smooth` of `read`, for the vertical axis.
     over: The horizontal axis of `lines`, one of OVER.
 
   Raises:
@@ -209,10 +206,7 @@ def draw(
     'round' if over == ROUNDS else f'{over} loaded and sent by all clients',
     color=figures.INK,
   )
-  name = figures.axis_name(metric)
-  if smooth > 1:
-    name += f'\nmean of the last {smooth} values'
-  axes.set_ylabel(name, color=figures.INK)
+  axes.set_ylabel(figures.axis_name(metric), color=figures.INK)
   figures.add_legend(axes)
   return figures.save(figure, path)
 
