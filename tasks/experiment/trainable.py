@@ -11,7 +11,9 @@ from tasks.experiment.config import Config
 from tasks.experiment.methods import algorithms
 from tasks.experiment.methods.building import Measuring
 from tasks.experiment.methods.setting import Setting
+from tff_partial import random_bits
 from tff_partial.checks import privacy_audit
+from tff_partial.data import cohorts
 from tff_partial.data import splits
 from tff_partial.evaluation import Evaluation
 from tff_partial.training import programs
@@ -193,9 +195,26 @@ class Trainable:
     evaluation = self.evaluation(clients)
     return programs.EvaluationSet(
       evaluation,
-      self._task.clients(clients.part, evaluation.example_spec),
+      self._drawn(
+        self._task.clients(clients.part, evaluation.example_spec), clients.part
+      ),
       remembering=self.remembers(clients),
     )
+
+  def _drawn(
+    self, clients: cohorts.ClientSource, part: str
+  ) -> cohorts.ClientSource:
+    """Draw the clients of a part that are evaluated, by the run's seed."""
+    loop, seed = self._config.loop, self._config.seed
+    number = {
+      tasks_lib.VALIDATION: loop.validation_users,
+      tasks_lib.TEST: loop.test_users,
+    }.get(part)
+    if number is None or number >= len(clients.client_ids):
+      return clients
+    draw = random_bits.generator(seed, part)
+    drawn = draw.permutation(sorted(clients.client_ids))[:number]
+    return cohorts.SomeClients(clients, tuple(sorted(drawn.tolist())))
 
   def personal(self) -> Evaluation:
     """Build an evaluation that personalises on all of a client's examples.

@@ -24,9 +24,6 @@ class PreferenceOptions(TaskOptions):
     choices=(BALANCED, IMBALANCED),
   )
   num_users: int | None = shared.users(None)
-  validation_users: int = option(
-    1_000, 'Users who choose the best round.', at_least=1
-  )
   embedding_size: int = option(
     0,
     'Length of the personal embedding, at most the width of an image and the '

@@ -30,7 +30,6 @@ from tasks.task import SEEN
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
-from tff_partial import random_bits
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
@@ -113,12 +112,6 @@ class PreferenceTask(MeasuredByProtocol):
       part_of=part_of,
       seed=seed,
     )
-    chosen = random_bits.generator(seed, 'validation').permutation(
-      sorted(self._parts[VALIDATION])
-    )[: options.validation_users]
-    self._parts[VALIDATION] = {
-      user: self._parts[VALIDATION][user] for user in sorted(chosen.tolist())
-    }
     self._options = options
     self.fed_embed_parts = (
       preference_models.PARTS

@@ -51,6 +51,16 @@ class Loop(Options):
     at_least=1,
     is_common=True,
   )
+  validation_users: int | None = option(
+    None,
+    'Clients that choose the best round, drawn once; by default all there are.',
+    at_least=1,
+  )
+  test_users: int | None = option(
+    None,
+    'Clients that are tested, drawn once; by default all there are.',
+    at_least=1,
+  )
   early_stopping_patience: int | None = option(
     None,
     'End the run when so many evaluations in a row were no better than the '

@@ -8,6 +8,9 @@ from sklearn import metrics
 import tensorflow as tf
 
 from tasks.errors import OptionError
+from tasks.experiment import from_recipe
+from tasks.experiment import trainable
+from tasks.experiment.runs import running
 from tasks.preference import f1
 from tasks.preference import losses
 from tasks.preference import mnist as mnist_preference
@@ -206,7 +209,7 @@ def test_only_liking_is_learned():
 
 @pytest.fixture(scope='module', name='task')
 def fixture_task():
-  return _load(num_users=50, embedding_size=4, validation_users=20)
+  return _load(num_users=50, embedding_size=4)
 
 
 @pytest.mark.slow
@@ -221,7 +224,7 @@ def test_users_come_with_what_they_think(task):
     )
     for part in _SIZES
   }
-  assert [len(p) for p in parts.values()] == [50, 20, 50]
+  assert [len(p) for p in parts.values()] == [50, 50, 50]
   client = {}
   for part in ('train', 'test'):
     (value,) = parts[part].cohort(
@@ -238,6 +241,28 @@ def test_users_come_with_what_they_think(task):
   assert client['test']['x'].dtype == np.uint8
   assert liked[:20].sum() == 10
   assert liked[20:].sum() == 5
+
+
+@pytest.mark.slow
+def test_a_run_measures_so_many_users_drawn_once():
+  ids = []
+  for seed in (0, 0, 1):
+    config = from_recipe(
+      'mnist_preference_global',
+      data='synthetic',
+      seed=seed,
+      users=50,
+      validation_users=7,
+      test_users=3,
+    )
+    task = running.load(config)
+    run = trainable.Trainable(config, task)
+    ids += [
+      run.evaluation_set(clients).clients.client_ids
+      for clients in (task.validation, task.tests['seen'])
+    ]
+  assert [len(set(some)) for some in ids] == [7, 3] * 3
+  assert ids[:2] == ids[2:4] != ids[4:]
 
 
 def test_counts_and_attributes(task):
@@ -327,8 +352,8 @@ def test_it_trains_and_is_measured_by_f1(task):
     measured = tff_partial.evaluate(
       tff_partial.EvaluationSet(evaluation, clients), trained.weights
     )
-  assert measured['num_clients'] == 20
-  assert measured['num_examples'] == 200
+  assert measured['num_clients'] == 50
+  assert measured['num_examples'] == 500
   assert 0 < measured['f1'] <= 1
   names = {name for name in measured if name.startswith('f1')}
   by_group = {f'f1_{g}' for g in range(10)}
@@ -350,7 +375,6 @@ def test_there_may_be_more_heads_than_kinds():
     ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
     ({'num_users': 9}, '--users=9: so few users'),
     ({'num_groups': 9}, '--set=preference_groups=9: .* fewer than the 10'),
-    ({'validation_users': 0}, 'validation_users=0'),
     ({'embedding_size': -1}, 'embedding_size=-1'),
     ({'embedding_spread': 0.0}, '--preference_embedding_spread=0.0'),
     ({'prototypical_share': 1.5}, 'prototypical_share=1.5'),

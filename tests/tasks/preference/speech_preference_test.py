@@ -24,9 +24,7 @@ def _load(data: str = 'synthetic', seed: int = 0, **options):
 
 @pytest.fixture(scope='module', name='task')
 def fixture_task():
-  return _load(
-    num_voices=7, num_users=30, embedding_size=40, validation_users=10
-  )
+  return _load(num_voices=7, num_users=30, embedding_size=40)
 
 
 @pytest.fixture(scope='module', name='model')
@@ -134,7 +132,7 @@ def test_nobody_trains_on_what_is_tested(task):
   assert counts['voices'][0] == 'speaker0'
   assert counts['voices'][6] == '0.5 speaker0 + 0.5 speaker1'
   users = [counts[part]['users'] for part in ('train', 'validation', 'test')]
-  assert users == [30, 10, 30]
+  assert users == [30, 30, 30]
   assert task.attributes['6-0002'] == '6'
   assert task.num_groups == len(task.shares) == 7
 
