@@ -265,6 +265,11 @@ def test_a_spec_that_is_none_is_refused(given):
     keras_models.from_keras(kinds.functional, loss=_MSE, **given)
 
 
+def test_a_seed_that_is_no_whole_number_is_refused():
+  with pytest.raises(models.ModelError, match='seed: expected a whole .* None'):
+    keras_models.from_keras(kinds.functional, loss=_MSE, seed=None)
+
+
 class _OwnTable(layers.Layer):
   """Looks words up in a table that the user made."""
 

@@ -180,6 +180,12 @@ def test_an_impossible_selection_is_refused(made, select, message):
       lambda evaluation: {'validation': evaluation},
       'expected clients and how they are measured, .*found a Evaluation',
     ),
+    (
+      lambda it: {
+        'validation': tff_partial.EvaluationSet(it.model, None),
+      },
+      'an evaluation, such as .*build_fed_recon_eval.* found a PartialModel',
+    ),
     (lambda _: {'select': 'loss'}, "select: expected `Selection.'loss'."),
     (lambda _: {'stop': 3}, 'stop: expected `StoppingRule.*, found a int'),
   ],

@@ -95,10 +95,15 @@ class EvaluationSet:
 
 
 def check_kind(given: Any) -> None:
-  """Refuse what is no evaluation set, such as an evaluation."""
+  """Refuse what is no evaluation set, or measures by a training process."""
   spelling.check_kind(
     *('An evaluation set', given, EvaluationSet),
     'clients and how they are measured, `EvaluationSet(evaluation, clients)`',
+    ProgramError,
+  )
+  spelling.check_kind(
+    *('EvaluationSet(evaluation=)', given.evaluation, evaluation.Evaluation),
+    'an evaluation, such as `algorithms.build_fed_recon_eval(model)`',
     ProgramError,
   )
 
