@@ -328,7 +328,7 @@ def _write_metrics(folder: pathlib.Path) -> list[pathlib.Path]:
 def _read_metrics(folder: pathlib.Path) -> None:
   refused = None
   try:
-    curves.read(run_folders.find([folder])[0], 'loss', 1)
+    curves.read(run_folders.find([folder])[0], 'loss')
   except errors.UserError as error:
     refused = error
   saved = (folder / 'saved').read_bytes().decode()
