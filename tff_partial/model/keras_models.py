@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from tff_partial import tiers as tiers_lib
-from tff_partial.arguments import checked_numbers
 from tff_partial.data import examples as examples_lib
 from tff_partial.model import keras_3
 from tff_partial.model import keras_3_models
@@ -86,8 +85,6 @@ def from_keras(
       a selector matches nothing, everything, or not all layers of a variable.
   """
   refuse_no_specs(inputs=inputs, labels=labels, weights=weights)
-  if wrong := checked_numbers.why_not_whole(seed):
-    raise ModelError(f'seed: {wrong}.')
   rest = preprocessing.Lifting(_checked_builder(build), inputs)
   spec, in_keras_3 = _analysed(rest, inputs, client_sized)
   tier_of = _tiers(spec, local, group, num_groups)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tff_partial import random_bits
 from tff_partial import tiers as tiers_lib
+from tff_partial.arguments import checked_numbers
 from tff_partial.data import examples as examples_lib
 from tff_partial.data import id_ranges
 from tff_partial.model import client_tables
@@ -86,6 +87,8 @@ class PartialModel:
       self.metrics = keras_metrics.PureMetrics(
         metrics, labels, spec.outputs, weights, getattr(loss, 'places', None)
       )
+    if wrong := checked_numbers.why_not_whole(seed):
+      raise ModelError(f'seed: {wrong}.')
     self.seed = seed
     self.loss_function = loss
     # What a measured phase's `predict_fn` returns, and the part of it that the
