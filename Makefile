@@ -175,7 +175,7 @@ references: $(installed) ## compare with other implementations, of REFERENCE_SOU
 benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \
   aggregators scaling startup endurance stateful_round sparse_rows accounting \
   kernel_threads client_tables million_clients next_word_step lanes many_sentences \
-  next_word_round references_cnn reconstruct
+  next_word_round references_cnn reconstruct populations
 
 .PHONY: bench
 bench: $(installed) ## run all benchmarks, one after the other

@@ -29,16 +29,21 @@ CLIENTS_PER_ROUND, ROUNDS = 32, 100
 _DISTINCT, _AT_ONCE = 100_000, 50_000
 
 
-def write(path: pathlib.Path, number: int) -> None:
-  """Write messages of one sentence each, in order of time."""
-  draw = np.random.default_rng(0)
+def sentences(number: int, draw: np.random.Generator) -> list[str]:
+  """Return sentences of words that are as frequent as Zipf says."""
   shares = 1.0 / np.arange(1, NUM_WORDS + 1)
-  lengths = np.clip(draw.poisson(MEAN_TOKENS, _DISTINCT), 1, MAX_TOKENS)
+  lengths = np.clip(draw.poisson(MEAN_TOKENS, number), 1, MAX_TOKENS)
   words = draw.choice(NUM_WORDS, lengths.sum(), p=shares / shares.sum())
-  distinct = [
+  return [
     ' '.join(f'w{word}' for word in some)
     for some in np.split(words, np.cumsum(lengths)[:-1])
   ]
+
+
+def write(path: pathlib.Path, number: int) -> None:
+  """Write messages of one sentence each, in order of time."""
+  draw = np.random.default_rng(0)
+  distinct = sentences(_DISTINCT, draw)
   with path.open('w', encoding='utf-8') as file:
     for begin in range(0, number, _AT_ONCE):
       size = min(_AT_ONCE, number - begin)

@@ -145,10 +145,18 @@ class SomeClients:
   source: ClientSource
   client_ids: tuple[str, ...]
 
+  def __len__(self) -> int:
+    return len(self.client_ids)
+
   @property
   def example_spec(self) -> examples.ExampleSpec:
     """Spec of one example."""
     return self.source.example_spec
+
+  @property
+  def num_filtered(self) -> int:
+    """Number of clients that the other source left out."""
+    return getattr(self.source, 'num_filtered', 0)
 
   def cohort(self, client_ids: Sequence[str], seeds: np.ndarray) -> Cohort:
     """Return the values of some clients: see `ClientSource.cohort`."""

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tasks.errors import OptionError
 from tasks.experiment import from_recipe
+from tasks.experiment import Output
+from tasks.experiment import run as run_experiment
 from tasks.experiment import trainable
 from tasks.experiment.runs import running
 from tasks.preference import f1
@@ -263,6 +265,11 @@ def test_a_run_measures_so_many_users_drawn_once():
     ]
   assert [len(set(some)) for some in ids] == [7, 3] * 3
   assert ids[:2] == ids[2:4] != ids[4:]
+  demo = from_recipe('demo', rounds=1, validation_users=3, test_users=2)
+  report = run_experiment(demo, Output(None, tensorboard=False)).report
+  counted = report['data']['clients']
+  assert (counted['validation'], counted['test']) == (3, 2)
+  assert report['validation']['num_clients'] == 3
 
 
 def test_counts_and_attributes(task):
