@@ -270,22 +270,15 @@ def first_joining(
     tensors: What is computed for each example.
     sources: Placeholders of a batch of open size.
   """
-  operations = sources[0].graph.get_operations() if sources else []
-  wanted = {id(source.op) for source in sources}
-  for operation in operations:
-    if operation.type not in _OF_SHAPES and any(
-      id(tensor.op) in wanted for tensor in operation.inputs
-    ):
-      wanted.add(id(operation))
-  needed = {id(tensor) for tensor in tensors}
-  for operation in reversed(operations):
-    if any(id(tensor) in needed for tensor in operation.outputs):
-      needed.update(map(id, operation.inputs))
-  for operation in operations:
-    if id(operation) in wanted and any(
+  needed = {
+    id(tensor) for operation in _sources(tensors) for tensor in operation.inputs
+  }.union(map(id, tensors))
+  for operation in sources[0].graph.get_operations() if sources else ():
+    if any(
       id(tensor) in needed
       and tensor.dtype.is_floating
       and tensor.shape.is_fully_defined()
+      and first_dependent([tensor], sources) is not None
       for tensor in operation.outputs
     ):
       return operation
