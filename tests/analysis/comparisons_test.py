@@ -106,8 +106,20 @@ def test_a_diverged_run_is_in_no_mean() -> None:
   assert '**0.605 ± 0.008** (1 diverged)' in found.to_markdown()
 
 
-def test_curves_are_of_what_was_recorded() -> None:
-  assert _invented().draw('loss').axes[0].get_xlabel() == 'round'
+def test_curves_are_of_what_was_recorded_by_runs_that_did_not_diverge() -> None:
+  found = _invented()
+  lost = (found.history['method'] == 'other') & (found.history['seed'] == 2)
+  found.history.loc[lost, 'loss'] = 1e6
+  is_lost = (found.runs['method'] == 'other') & (found.runs['seed'] == 2)
+  found.runs.loc[is_lost, 'diverged'] = True
+  axes = found.draw('loss').axes[0]
+  assert axes.get_xlabel() == 'round'
+  assert [line.get_label() for line in axes.lines] == [
+    'one',
+    'other (1 diverged)',
+  ]
+  for line in axes.lines:
+    np.testing.assert_array_equal(line.get_ydata(), [1.0, 0.5])
   with pytest.raises(AnalysisError, match=r"'price'. Choose one of \['loss'\]"):
     _invented().draw('price')
 
@@ -183,7 +195,7 @@ def test_bytes_that_are_not_all_counted_are_not_shown(monkeypatch) -> None:
   assert costs['download_bytes'] == 8 and np.isnan(costs['upload_bytes'])
 
 
-def _one_method(**settings) -> tuple[Comparison, Any, Any]:
+def _one_method(metric='loss', **settings) -> tuple[Comparison, Any, Any]:
   """One run of seed 1, with its process and its evaluation."""
   made = []
   tune = Phase(optimizer=sgd(0.1), batch_size=1, shuffle=True)
@@ -201,13 +213,20 @@ def _one_method(**settings) -> tuple[Comparison, Any, Any]:
   found = tff_partial.compare(
     {'tuned': method},
     lambda spec: tff_partial.pack(_DATA, spec),
-    metric='loss',
+    metric=metric,
     higher_is_better=False,
     rounds=1,
     clients_per_round=2,
     seeds=[1],
   )
   return found, *made
+
+
+def test_a_metric_that_is_not_one_number_is_refused_before_training() -> None:
+  with pytest.raises(
+    AnalysisError, match=r"'price': .*'tuned' does not measure"
+  ):
+    _one_method('price')
 
 
 @pytest.mark.slow

@@ -78,8 +78,8 @@ def compare(
     show_progress: As for `train`.
 
   Raises:
-    AnalysisError: If there is no method or seed, a seed occurs twice, or two
-      methods would have one folder.
+    AnalysisError: If there is no method or seed, a seed occurs twice, two
+      methods would have one folder, or the metric is not one number.
     UserError: As from `train` and `evaluate`.
   """
   chosen = list(seeds)
@@ -89,6 +89,8 @@ def compare(
     for seed in chosen:
       process, measure = build(seed)
       data = clients(process.example_spec)
+      measured = programs.EvaluationSet(measure, data).metrics
+      _check_metric(metric, measured, name)
       held = None
       if validation is not None:
         held = programs.EvaluationSet(measure, validation(measure.example_spec))
@@ -104,9 +106,9 @@ def compare(
         output_dir=_folder(output_dir, name, seed),
         show_progress=show_progress,
       )
-      measured, found = _tested(measure, result, data, test, metric, seed)
+      tested, found = _tested(measure, result, data, test, metric, seed)
       place = {'method': name, 'seed': seed}
-      runs.append({**place, **measured, **_costs(result, data)})
+      runs.append({**place, **tested, **_costs(result, data)})
       frame = pd.DataFrame(found).rename_axis('client').reset_index()
       of_clients.append(frame.assign(method=name, seed=seed))
       history += [{**place, **row} for row in result.history]
@@ -134,6 +136,15 @@ def _check(names: Sequence[str], seeds: Sequence[int], writes: bool) -> None:
         f'compare: the methods {", ".join(map(repr, alike))} would write to '
         f'one folder, {_slug(name)!r}. Give them names that differ by more.'
       )
+
+
+def _check_metric(metric: str, measured: Sequence[str], name: str) -> None:
+  """Refuse a metric that is not measured, or is several numbers."""
+  if metric not in measured:
+    raise AnalysisError(
+      f'compare: metric={metric!r}: the evaluation of {name!r} does not '
+      f'measure it as one number. Choose one of {sorted(measured)}.'
+    )
 
 
 def _warn_of_unlike(table: pd.DataFrame) -> None:
@@ -189,11 +200,7 @@ def _tested(
   metric: str,
   seed: int,
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-  """Return a run's test metric with its examples, and clients' metrics.
-
-  Raises:
-    AnalysisError: If the evaluation does not measure the metric.
-  """
+  """Return a run's test metric with its examples, and clients' metrics."""
   if result.diverged:
     return {metric: np.nan, 'num_examples': np.nan}, {metric: []}
   if test is None:
@@ -210,9 +217,5 @@ def _tested(
     on_clients=found.update,
     server_state=result.best_server_state,
   )
-  if found and metric not in found:
-    raise AnalysisError(
-      f'compare: metric={metric!r}: the evaluation measures {sorted(found)}.'
-    )
   kept = {name: measured.get(name) for name in (metric, 'num_examples')}
   return kept, found or {metric: []}  # Maybe no client was measured.

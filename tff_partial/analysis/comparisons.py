@@ -159,7 +159,8 @@ class Comparison:
       column: Such as `loss`, or `validation_accuracy`.
 
     Returns:
-      A figure of means over seeds, with a band of a standard deviation.
+      A figure of means over seeds, with a band of a standard deviation. Runs
+      that diverged are left out, and counted in the legend.
 
     Raises:
       AnalysisError: If no run recorded it.
@@ -171,14 +172,18 @@ class Comparison:
       )
     values = pd.to_numeric(self.history[column], errors='coerce')
     known = self.history.assign(**{column: values}).dropna(subset=[column])
+    known = known.merge(self.runs[['method', 'seed', 'diverged']])
     figure = figures.new(6.0, 3.6)
     axes = figure.subplots()
     figures.tidy(axes)
     for place, method in enumerate(dict.fromkeys(self.runs['method'])):
-      own = known[known['method'] == method].groupby('round')[column]
+      is_own = known['method'] == method
+      own = known[is_own & ~known['diverged']].groupby('round')[column]
       mean, deviation = own.mean(), own.std()
+      lost = known[is_own & known['diverged']]['seed'].nunique()
+      label = f'{method} ({lost} diverged)' if lost else method
       look = figures.style(place)
-      axes.plot(mean.index, mean, label=method, linewidth=1.5, **look)
+      axes.plot(mean.index, mean, label=label, linewidth=1.5, **look)
       axes.fill_between(
         mean.index,
         mean - deviation,

@@ -1,0 +1,216 @@
+"""FedEmbed's users when tastes change, or new ones turn up, in mid-run.
+
+python -m benchmarks.drift > docs/results/tables/preference_drift.csv
+
+The setting of 1,800 users of docs/results/fed_embed.md, each method as tuned
+there. After half of the rounds, either half of the users of each sub-population
+like the next digit from then on, and have other images; or the users who like
+an 8 or a 9, who took no part before, arrive. F1 is that of these users on test
+images of what they like from then on: at the change, five rounds after it, and
+at the end.
+"""
+
+from collections.abc import Sequence
+import csv
+import dataclasses
+import sys
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measuring
+from benchmarks import recipe
+from tasks import task as tasks_lib
+from tasks.experiment.options.loop import Output
+from tasks.experiment.runs import running
+from tasks.preference import preferences
+from tff_partial.data import cohorts
+from tff_partial.training import callbacks
+
+KINDS, ROUNDS, CHANGE, SOON = 10, 30, 15, 20
+TASTES, ARRIVALS = 'tastes change', 'new users'
+COMMON = (
+  '--users=1800',
+  '--validation_users=300',
+  '--clients_per_round=90',
+  f'--rounds={ROUNDS}',
+  '--evaluate_every=5',
+)
+
+
+def _rates(users: float, server: float) -> tuple[str, ...]:
+  return (
+    f'--update_learning_rate={users}',
+    f'--reconstruction_learning_rate={users}',
+    f'--server_learning_rate={server}',
+  )
+
+
+METHODS: dict[str, tuple[str, ...]] = {
+  'FedEmbed-Type': ('fed_embed_type', *_rates(0.1, 0.01)),
+  'FedEmbed-Prototype': (
+    'fed_embed_prototype',
+    *_rates(0.1, 0.01),
+    '--triplet_steps=30',
+  ),
+  'least loss, which the paper does not have': (
+    'fed_embed_least_loss',
+    *_rates(0.1, 0.01),
+  ),
+  'the same with 20 heads': (
+    'fed_embed_least_loss',
+    *_rates(0.1, 0.01),
+    '--set=preference_groups=20',
+  ),
+  'FedEmbed-SOM': (
+    'fed_embed_som',
+    '--forming_steps=3',
+    '--forming_learning_rate=2',
+  ),
+  'FedEmbed-Personal': (
+    'fed_embed_personal',
+    *_rates(0.3, 0.03),
+    '--personalise_seen',
+  ),
+  'FedRep': ('fed_rep', *_rates(0.1, 0.03), '--personalise_seen'),
+}
+
+
+@dataclasses.dataclass
+class Change:
+  """What changes after some rounds.
+
+  Attributes:
+    name: TASTES or ARRIVALS.
+    is_over: True after the change.
+  """
+
+  name: str
+  is_over: bool = False
+
+  def concerns(self, user: str) -> bool:
+    """Return True if the user changes its taste, or arrives."""
+    if self.name == ARRIVALS:
+      return preferences.kind_liked_by(user) >= KINDS - 2
+    return preferences.number_of(user) % 2 == 1
+
+  def takes_part(self, user: str) -> bool:
+    """Return True if the user can be in a cohort now."""
+    return self.name == TASTES or self.is_over or not self.concerns(user)
+
+  def images_of(self, user: str) -> str:
+    """Return the user whose images the user has now."""
+    if self.name == ARRIVALS or not self.is_over or not self.concerns(user):
+      return user
+    kind, number = user.split('-')
+    return f'{(int(kind) + 1) % KINDS}-{number}'
+
+  def __call__(self, result: callbacks.RoundResult) -> bool:
+    """Change after the round that it is due."""
+    self.is_over = result.round >= CHANGE
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Changing:
+  """A source of users whose images change.
+
+  Attributes:
+    source: The images.
+    change: The change.
+    client_ids: The users.
+    is_measured: True if users that have yet to arrive count, too.
+  """
+
+  source: cohorts.ClientSource
+  change: Change
+  client_ids: tuple[str, ...]
+  is_measured: bool
+
+  def __len__(self) -> int:
+    return len(self.client_ids)
+
+  @property
+  def example_spec(self) -> Any:
+    """Spec of one example."""
+    return self.source.example_spec
+
+  def cohort(
+    self, client_ids: Sequence[str], seeds: np.ndarray
+  ) -> cohorts.Cohort:
+    """Return what users have now."""
+    there = [
+      place
+      for place, user in enumerate(client_ids)
+      if self.is_measured or self.change.takes_part(user)
+    ]
+    users = [client_ids[place] for place in there]
+    images = [self.change.images_of(user) for user in users]
+    held = self.source.cohort(images, np.asarray(seeds)[there])
+    return cohorts.Cohort(users, held.groups)
+
+  def fingerprint(self, sample: int | None = None) -> str:
+    """Return the fingerprint of the images."""
+    return self.source.fingerprint(sample)
+
+
+def curve(name: str, method: str, seed: int) -> list[float]:
+  """Train; return F1 at the change, soon after, and at the end."""
+  recipe_name, *flags = METHODS[method]
+  config, task = recipe.load_task(
+    *COMMON, *flags, f'--seed={seed}', name=f'mnist_preference_{recipe_name}'
+  )
+  change = Change(name)
+  with running.executing(config.runtime):
+    trainable = recipe.Trainable(config, task)
+    tested = trainable.evaluation_set(task.tests[tasks_lib.SEEN])
+    concerned = tuple(filter(change.concerns, tested.clients.client_ids))
+    clients = trainable.clients()
+    run = running.train_rounds(
+      config,
+      Output(),
+      trainable,
+      Changing(clients, change, tuple(clients.client_ids), False),
+      dataclasses.replace(
+        tested, clients=Changing(tested.clients, change, concerned, True)
+      ),
+      [change],
+    )
+  return [
+    float(run.history[number - 1]['validation_f1'])
+    for number in (CHANGE, SOON, ROUNDS)
+  ]
+
+
+def main() -> None:
+  """Write a table, a row for each method."""
+  parser = measuring.parser(__doc__)
+  add = parser.add_argument
+  add('--seeds', type=int, default=3, help='seeds of the runs, from 0')
+  add('--methods', nargs='*', choices=[*METHODS], help='by default all')
+  options = parser.parse_args()
+  table = csv.writer(sys.stdout, lineterminator='\n')
+  moments = ('before', f'{SOON - CHANGE} rounds', f'{ROUNDS - CHANGE} rounds')
+  table.writerow(
+    [
+      'F1 ↑',
+      *(
+        f'{change}, {moment}{end}'
+        for change in (TASTES, ARRIVALS)
+        for moment in moments
+        for end in ('', ' ±')
+      ),
+    ]
+  )
+  for method in options.methods or METHODS:
+    row = [method]
+    for change in (TASTES, ARRIVALS):
+      runs = [curve(change, method, seed) for seed in range(options.seeds)]
+      for of in zip(*runs, strict=True):
+        row += [f'{np.mean(of):.3f}', f'{np.std(of, ddof=1):.3f}']
+    table.writerow(row)
+    sys.stdout.flush()
+
+
+if __name__ == '__main__':
+  main()
