@@ -36,12 +36,10 @@ def write_stack_overflow(folder: pathlib.Path, users: int, number: int) -> None:
     # Later places are later in time.
     date = f'2010-01-{1 + 28 * place // _DISTINCT:02} 09:34:05.1 UTC'
     features = {
-      'tokens': tf.train.Feature(
-        bytes_list=tf.train.BytesList(value=[sentence.encode()])
-      ),
-      'creation_date': tf.train.Feature(
-        bytes_list=tf.train.BytesList(value=[date.encode()])
-      ),
+      name: tf.train.Feature(
+        bytes_list=tf.train.BytesList(value=[text.encode()])
+      )
+      for name, text in {'tokens': sentence, 'creation_date': date}.items()
     }
     examples.append(
       tf.train.Example(

@@ -1,5 +1,6 @@
 """The scripts in `examples` run as they stand."""
 
+import json
 import os
 import pathlib
 import re
@@ -9,6 +10,8 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+
+from tasks.subreddit import data as documents
 
 _EXAMPLES = pathlib.Path(__file__).parents[2] / 'examples'
 
@@ -22,9 +25,32 @@ def _said(name: str, capsys, monkeypatch, *arguments: str) -> str:
 
 def test_examples_are_short():
   scripts = sorted(_EXAMPLES.glob('*.py'))
-  assert len(scripts) == 7
+  assert len(scripts) == 8
   for script in scripts:
     assert len(script.read_text(encoding='utf-8').splitlines()) <= 60, script
+
+
+def test_emoticons_become_labels_and_go(tmp_path, capsys, monkeypatch):
+  texts = [
+    'Thanks! :-)',
+    'f : A -> B; see 10:30',
+    ':tada: done',
+    ':D',
+    'so \U0001f600',
+  ]
+  lines = [
+    json.dumps({'author': '0123', 'time': k, 'text': text})
+    for k, text in enumerate(texts)
+  ]
+  path = tmp_path / 'messages.jsonl'
+  path.write_text('\n'.join(lines), encoding='utf-8')
+  said = _said(
+    'emoticons.py', capsys, monkeypatch, str(path), str(tmp_path / 'data')
+  )
+  assert said == '4 messages of 1 users, 75.0% with an emoticon\n'
+  read = documents.load_messages(tmp_path / 'data')
+  assert read.authors == ('0123',) and read.label.tolist() == [1, 0, 1, 1]
+  assert read.texts.tolist() == ['Thanks!', texts[1], 'done', 'so']
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.support import planted
 import tff_partial
 from tff_partial.data.cohorts import Cohort
 from tff_partial.data.cohorts import CohortGroup
@@ -557,18 +558,7 @@ def test_cohort_sizes_do_not_recompile():
 def test_the_programs_called_last_are_kept(monkeypatch):
   monkeypatch.setattr(rounds, 'MOST_PROGRAMS', 2)
 
-  def build(factor):
-    @tff.tensorflow.computation(np.float32)
-    def times(value):
-      return factor * value
-
-    @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
-    def total(values):
-      return tff.federated_sum(tff.federated_map(times, values))
-
-    return total
-
-  programs = {factor: build(factor) for factor in (1.0, 2.0, 3.0)}
+  programs = {factor: planted.scaled_sum(factor) for factor in (1.0, 2.0, 3.0)}
   with cohort(jit=False) as context:
     for factor, compiled in ((1, 1), (2, 2), (1, 2), (3, 3), (1, 3), (2, 4)):
       assert programs[factor]([1.0, 2.0]) == 3.0 * factor

@@ -17,6 +17,7 @@ from tff_partial import runtimes
 from tff_partial import sgd
 from tff_partial.model import models
 from tff_partial.runtimes import errors
+from tff_partial.runtimes.cohort_runtime import rounds
 from tff_partial.runtimes.cohort_runtime.cohort import CohortRuntime
 from tff_partial.runtimes.errors import CohortRuntimeError
 from tff_partial.runtimes.program import serialized
@@ -35,7 +36,7 @@ class _Crew:
     self.workers = [
       remote_shards.ShardWorker(False, False, folder) for _ in range(workers)
     ]
-    self.num_messages = self.num_bytes = 0
+    self.num_messages = self.num_bytes = self.num_learned = 0
 
   def start(self):
     pass
@@ -54,6 +55,7 @@ class _Crew:
     ):
       if not worker.knows(key):
         worker.learn(key, program)
+        self.num_learned += 1
       sent = [
         remote_shards.SentShare.of(shares[place](), stage.loop.program)
         for place in block
@@ -179,6 +181,16 @@ def test_what_an_earlier_loop_kept_goes_with_the_shards():
   planted.assert_same(list(found[1]), list(expected[1]))
   # Two loops of two blocks each.
   assert crew.num_messages == 4
+
+
+def test_a_worker_keeps_the_programs_that_ran_last(monkeypatch):
+  monkeypatch.setattr(rounds, 'MOST_PROGRAMS', 2)
+  programs = {factor: planted.scaled_sum(factor) for factor in (1.0, 2.0, 3.0)}
+  crew = _Crew(1)
+  with _runtime(crew):
+    for factor, sent in ((1, 1), (2, 2), (1, 2), (3, 3), (1, 3), (2, 4)):
+      assert programs[factor]([1.0, 2.0]) == 3.0 * factor
+      assert crew.num_learned == sent
 
 
 def test_values_of_open_shapes_come_back():

@@ -372,3 +372,17 @@ def trained(
     state = output.state
     remembered.update(zip(names, output.client_states, strict=True))
   return state, remembered
+
+
+def scaled_sum(factor: float) -> tff.Computation:
+  """Return a computation: the sum of clients' numbers times a factor."""
+
+  @tff.tensorflow.computation(np.float32)
+  def times(value):
+    return factor * value
+
+  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+  def total(values):
+    return tff.federated_sum(tff.federated_map(times, values))
+
+  return total

@@ -142,7 +142,7 @@ def _of_items(
   of_left, of_right = [[0, packing.size]], [[packing.number + 1, 0]]
   ids = tf.where(client.is_real, client.examples['x'], 0)
   weights = client.example_weights
-  net = factors.net_weights(ids, weights, weighting, num_items)
+  net = weighting.net(ids, weights, num_items)
   return collections.OrderedDict(
     ids=ids,
     weights=tf.stack([net, weights * client.examples['y']], 1),

@@ -54,11 +54,28 @@ class Weighting(NamedTuple):
         '`ridge` more than 0.'
       )
 
+  def net(
+    self, items: tf.Tensor, weights: tf.Tensor, num_items: int
+  ) -> tf.Tensor:
+    """Return what interactions weigh beyond the same items if unobserved.
+
+    An item that a client has several times has the weight of an unobserved one
+    once to lose.
+
+    Args:
+      items: Ids, `[interactions]`.
+      weights: float32 `[interactions]`, zero for padding.
+      num_items: Number of items.
+    """
+    of_item = tf.math.unsorted_segment_sum(weights, items, num_items)
+    shares = tf.math.divide_no_nan(weights, tf.gather(of_item, items))
+    return weights - self.unobserved * shares
+
   def penalty(self, net: Any, of: Any) -> Any:
     """Return the weight of the squared length of a vector.
 
     Args:
-      net: Sum of the net weights of its interactions, see `net_weights`.
+      net: Sum of the net weights of its interactions, see `net`.
       of: Number of items, or of users, that it could have them with.
     """
     return self.ridge * (net + self.unobserved * of)
@@ -163,25 +180,6 @@ def check_model(model: models.PartialModel) -> None:
     )
 
 
-def net_weights(
-  items: tf.Tensor, weights: tf.Tensor, weighting: Weighting, num_items: int
-) -> tf.Tensor:
-  """Return what interactions weigh beyond the same items if unobserved.
-
-  An item that a client has several times has the weight of an unobserved one
-  once to lose.
-
-  Args:
-    items: Ids, `[interactions]`.
-    weights: float32 `[interactions]`, zero for padding.
-    weighting: Weights of the unobserved and the regularization.
-    num_items: Number of items.
-  """
-  of_item = tf.math.unsorted_segment_sum(weights, items, num_items)
-  shares = tf.math.divide_no_nan(weights, tf.gather(of_item, items))
-  return weights - weighting.unobserved * shares
-
-
 def user_phase(
   weighting: Weighting, num_items: int, on: splits.Part = splits.everything()
 ) -> Phase:
@@ -198,7 +196,7 @@ def user_phase(
     batch, gram = batch_of(client), client.weight(GLOBAL, GRAM)
     weights = batch.example_weights
     items = tf.where(batch.is_real, batch.x, 0)
-    net = net_weights(items, weights, weighting, num_items)
+    net = weighting.net(items, weights, num_items)
     rows = tf.gather(client.weight(GLOBAL, ITEM), items)
     taken = tf.matmul(rows, rows * (weights - net)[:, None], transpose_a=True)
     penalty = weighting.penalty(tf.reduce_sum(net), num_items)

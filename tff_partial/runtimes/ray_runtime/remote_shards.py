@@ -177,7 +177,10 @@ class ShardWorker:
     return key in self._programs
 
   def learn(self, key: str, program: bytes) -> None:
-    """Add a program, a serialized computation, in place of the oldest."""
+    """Add a program, a serialized computation.
+
+    It replaces the one whose last run is longest ago, if there are many.
+    """
     if len(self._programs) >= rounds.MOST_PROGRAMS:
       oldest = self._programs.pop(next(iter(self._programs)))
       self._chooser.forget(oldest.loops)
@@ -206,7 +209,8 @@ class ShardWorker:
     """
     self._chooser.choices.update(choices)
     self._arrays = {k: a for k, a in self._arrays.items() if k in keys}
-    compiled = self._programs[key]
+    # Last in the order in which programs are forgotten.
+    compiled = self._programs[key] = self._programs.pop(key)
     program = compiled.program
     stage = compiled.client_stage(
       common.number,
