@@ -78,9 +78,9 @@ def compare(
     show_progress: As for `train`.
 
   Raises:
-    AnalysisError: If there is no method or seed, a seed occurs twice, two
-      methods would have one folder, or the metric is not one number.
-    UserError: As from `train` and `evaluate`.
+    AnalysisError: If there is no method or seed, a seed occurs twice, or two
+      methods would have one folder.
+    UserError: As from `train` and `evaluate`; if the metric is not one number.
   """
   chosen = list(seeds)
   _check(list(methods), chosen, output_dir is not None)
@@ -89,8 +89,7 @@ def compare(
     for seed in chosen:
       process, measure = build(seed)
       data = clients(process.example_spec)
-      measured = programs.EvaluationSet(measure, data).metrics
-      _check_metric(metric, measured, name)
+      programs.EvaluationSet(measure, data).check_metric(metric)
       held = None
       if validation is not None:
         held = programs.EvaluationSet(measure, validation(measure.example_spec))
@@ -136,15 +135,6 @@ def _check(names: Sequence[str], seeds: Sequence[int], writes: bool) -> None:
         f'compare: the methods {", ".join(map(repr, alike))} would write to '
         f'one folder, {_slug(name)!r}. Give them names that differ by more.'
       )
-
-
-def _check_metric(metric: str, measured: Sequence[str], name: str) -> None:
-  """Refuse a metric that is not measured, or is several numbers."""
-  if metric not in measured:
-    raise AnalysisError(
-      f'compare: metric={metric!r}: the evaluation of {name!r} does not '
-      f'measure it as one number. Choose one of {sorted(measured)}.'
-    )
 
 
 def _warn_of_unlike(table: pd.DataFrame) -> None:

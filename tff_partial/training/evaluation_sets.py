@@ -64,6 +64,14 @@ class EvaluationSet:
     found = tff.structure.iter_elements(result.metrics.member)
     return [name for name, kind in found if not kind.shape]
 
+  def check_metric(self, name: str) -> None:
+    """Refuse a metric that is not among `metrics`."""
+    if name not in self.metrics:
+      raise ProgramError(
+        f'There is no metric {name!r} of one number to compare by. Choose one '
+        f'of {self.metrics}.'
+      )
+
   def check(self, remembered: tff.Type | None) -> None:
     """Check that clients have the states that the evaluation takes.
 

@@ -227,11 +227,7 @@ def _check_validation(
   """Check that clients can be measured, and the best round selected."""
   validation.check(run_state.remembered(process))
   vocabularies.check_alike(clients, validation.clients)
-  if select.metric not in validation.metrics:
-    raise ProgramError(
-      f'There is no metric {select.metric!r} to choose the best round by. '
-      f'Choose one of {validation.metrics}.'
-    )
+  validation.check_metric(select.metric)
 
 
 @runtimes.ours()

@@ -177,10 +177,7 @@ class ShardWorker:
     return key in self._programs
 
   def learn(self, key: str, program: bytes) -> None:
-    """Add a program, a serialized computation.
-
-    It replaces the one whose last run is longest ago, if there are many.
-    """
+    """Add a serialized program, in place of the one that ran longest ago."""
     if len(self._programs) >= rounds.MOST_PROGRAMS:
       oldest = self._programs.pop(next(iter(self._programs)))
       self._chooser.forget(oldest.loops)
@@ -209,7 +206,6 @@ class ShardWorker:
     """
     self._chooser.choices.update(choices)
     self._arrays = {k: a for k, a in self._arrays.items() if k in keys}
-    # Last in the order in which programs are forgotten.
     compiled = self._programs[key] = self._programs.pop(key)
     program = compiled.program
     stage = compiled.client_stage(
