@@ -6,15 +6,14 @@ The setting of 1,800 users of docs/results/fed_embed.md, each method as tuned
 there. After half of the rounds, either half of the users of each sub-population
 like the next digit from then on, and have other images; or the users who like
 an 8 or a 9, who took no part before, arrive. F1 is that of these users on test
-images of what they like from then on: at the change, five rounds after it, and
-at the end.
+images of what they like at the time: before the change, five rounds after it,
+and at the end.
 """
 
 from collections.abc import Sequence
 import csv
 import dataclasses
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from benchmarks import recipe
 from tasks import task as tasks_lib
 from tasks.experiment.options.loop import Output
 from tasks.experiment.runs import running
+from tasks.experiment.trainable import Trainable
 from tasks.preference import preferences
 from tff_partial.data import cohorts
 from tff_partial.training import callbacks
@@ -112,28 +112,16 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Changing:
+class Changing(cohorts.SomeClients):
   """A source of users whose images change.
 
   Attributes:
-    source: The images.
     change: The change.
-    client_ids: The users.
     is_measured: True if users that have yet to arrive count, too.
   """
 
-  source: cohorts.ClientSource
   change: Change
-  client_ids: tuple[str, ...]
   is_measured: bool
-
-  def __len__(self) -> int:
-    return len(self.client_ids)
-
-  @property
-  def example_spec(self) -> Any:
-    """Spec of one example."""
-    return self.source.example_spec
 
   def cohort(
     self, client_ids: Sequence[str], seeds: np.ndarray
@@ -149,10 +137,6 @@ class Changing:
     held = self.source.cohort(images, np.asarray(seeds)[there])
     return cohorts.Cohort(users, held.groups)
 
-  def fingerprint(self, sample: int | None = None) -> str:
-    """Return the fingerprint of the images."""
-    return self.source.fingerprint(sample)
-
 
 def curve(name: str, method: str, seed: int) -> list[float]:
   """Train; return F1 at the change, soon after, and at the end."""
@@ -162,7 +146,7 @@ def curve(name: str, method: str, seed: int) -> list[float]:
   )
   change = Change(name)
   with running.executing(config.runtime):
-    trainable = recipe.Trainable(config, task)
+    trainable = Trainable(config, task)
     tested = trainable.evaluation_set(task.tests[tasks_lib.SEEN])
     concerned = tuple(filter(change.concerns, tested.clients.client_ids))
     clients = trainable.clients()
@@ -170,9 +154,10 @@ def curve(name: str, method: str, seed: int) -> list[float]:
       config,
       Output(),
       trainable,
-      Changing(clients, change, tuple(clients.client_ids), False),
+      Changing(clients, clients.client_ids, change, is_measured=False),
       dataclasses.replace(
-        tested, clients=Changing(tested.clients, change, concerned, True)
+        tested,
+        clients=Changing(tested.clients, concerned, change, is_measured=True),
       ),
       [change],
     )

@@ -109,17 +109,17 @@ def test_a_diverged_run_is_in_no_mean() -> None:
 
 def test_curves_are_of_what_was_recorded_by_runs_that_did_not_diverge() -> None:
   found = _invented()
-  lost = (found.history['method'] == 'other') & (found.history['seed'] == 2)
-  found.history.loc[lost, 'loss'] = 1e6
-  is_lost = (found.runs['method'] == 'other') & (found.runs['seed'] == 2)
-  found.runs.loc[is_lost, 'diverged'] = True
+  for frame, column, value in (
+    (found.history, 'loss', 1e6),
+    (found.runs, 'diverged', True),
+  ):
+    lost = (frame['method'] == 'other') & (frame['seed'] == 2)
+    frame.loc[lost, column] = value
   axes = found.draw('loss').axes[0]
   assert axes.get_xlabel() == 'round'
-  assert [line.get_label() for line in axes.lines] == [
-    'one',
-    'other (1 diverged)',
-  ]
-  for line in axes.lines:
+  labels = ['one', 'other (1 diverged)']
+  for line, label in zip(axes.lines, labels, strict=True):
+    assert line.get_label() == label
     np.testing.assert_array_equal(line.get_ydata(), [1.0, 0.5])
   with pytest.raises(AnalysisError, match=r"'price'. Choose one of \['loss'\]"):
     _invented().draw('price')
@@ -196,7 +196,9 @@ def test_bytes_that_are_not_all_counted_are_not_shown(monkeypatch) -> None:
   assert costs['download_bytes'] == 8 and np.isnan(costs['upload_bytes'])
 
 
-def _one_method(metric='loss', **settings) -> tuple[Comparison, Any, Any]:
+def _one_method(
+  metric='loss', build_eval=algorithms.build_fine_tuning_eval, **settings
+) -> tuple[Comparison, Any, Any]:
   """One run of seed 1, with its process and its evaluation."""
   made = []
   tune = Phase(optimizer=sgd(0.1), batch_size=1, shuffle=True)
@@ -204,9 +206,7 @@ def _one_method(metric='loss', **settings) -> tuple[Comparison, Any, Any]:
   def method(seed):
     build = _method(
       algorithms.build_fed_avg,
-      lambda model: algorithms.build_fine_tuning_eval(
-        model, personalise=tune, **settings
-      ),
+      lambda model: build_eval(model, personalise=tune, **settings),
     )
     made.extend(build(seed))
     return made
@@ -226,6 +226,14 @@ def _one_method(metric='loss', **settings) -> tuple[Comparison, Any, Any]:
 def test_a_metric_that_is_not_one_number_is_refused_before_training() -> None:
   with pytest.raises(ProgramError, match="no metric 'price' of one number"):
     _one_method('price')
+
+
+def test_a_process_that_should_measure_is_refused_before_training() -> None:
+  def build(model, personalise):
+    return algorithms.build_fed_avg(model, training=personalise)
+
+  with pytest.raises(ProgramError, match=r'EvaluationSet\(evaluation=\)'):
+    _one_method(build_eval=build)
 
 
 @pytest.mark.slow

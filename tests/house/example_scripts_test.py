@@ -1,6 +1,5 @@
 """The scripts in `examples` run as they stand."""
 
-import json
 import os
 import pathlib
 import re
@@ -38,12 +37,10 @@ def test_emoticons_become_labels_and_go(tmp_path, capsys, monkeypatch):
     ':D',
     'so \U0001f600',
   ]
-  lines = [
-    json.dumps({'author': '0123', 'time': k, 'text': text})
-    for k, text in enumerate(texts)
-  ]
   path = tmp_path / 'messages.jsonl'
-  path.write_text('\n'.join(lines), encoding='utf-8')
+  pd.DataFrame({'author': '0123', 'time': range(5), 'text': texts}).to_json(
+    path, orient='records', lines=True
+  )
   said = _said(
     'emoticons.py', capsys, monkeypatch, str(path), str(tmp_path / 'data')
   )

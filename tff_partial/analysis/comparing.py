@@ -105,9 +105,9 @@ def compare(
         output_dir=_folder(output_dir, name, seed),
         show_progress=show_progress,
       )
-      tested, found = _tested(measure, result, data, test, metric, seed)
+      measured, found = _tested(measure, result, data, test, metric, seed)
       place = {'method': name, 'seed': seed}
-      runs.append({**place, **tested, **_costs(result, data)})
+      runs.append({**place, **measured, **_costs(result, data)})
       frame = pd.DataFrame(found).rename_axis('client').reset_index()
       of_clients.append(frame.assign(method=name, seed=seed))
       history += [{**place, **row} for row in result.history]

@@ -159,8 +159,7 @@ class Comparison:
       column: Such as `loss`, or `validation_accuracy`.
 
     Returns:
-      A figure of means over seeds, with a band of a standard deviation. Runs
-      that diverged are left out, and counted in the legend.
+      A figure of means over seeds that did not diverge, and their deviations.
 
     Raises:
       AnalysisError: If no run recorded it.

@@ -66,6 +66,7 @@ class EvaluationSet:
 
   def check_metric(self, name: str) -> None:
     """Refuse a metric that is not among `metrics`."""
+    check_kind(self)
     if name not in self.metrics:
       raise ProgramError(
         f'There is no metric {name!r} of one number to compare by. Choose one '

@@ -156,6 +156,8 @@ def test_it_trains(task, model):
   [
     ({'num_voices': 2}, '--set=speech_voices=2: give at least 3'),
     ({'num_voices': 52}, '--set=speech_voices: 6 speakers make 6 to 51'),
+    ({'num_users': 19}, '--users=19: so few users cannot like all 20'),
+    ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
   ],
 )
 def test_impossible_options_are_refused(options, expected):
