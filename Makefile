@@ -174,7 +174,7 @@ references: $(installed) ## compare with other implementations, of REFERENCE_SOU
 # In the order of benchmarks/README.md.
 benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \
   aggregators scaling startup endurance stateful_round sparse_rows accounting \
-  kernel_threads client_tables million_clients next_word_step lanes many_sentences \
+  kernel_threads client_tables million_clients next_word_step devices many_sentences \
   next_word_round references_cnn reconstruct populations
 
 .PHONY: bench

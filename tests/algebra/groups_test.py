@@ -28,7 +28,6 @@ from tff_partial.model import keras_variables
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 from tff_partial.tiers import CLIENT_VALUES
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
@@ -196,14 +195,8 @@ def test_rows_of_a_table_are_sent_without_the_groups_heads():
   assert found[GROUP]['head/kernel'] == [1.0, 1.0]
 
 
-_RUNTIMES = {
-  **planted.RUNTIMES,
-  'lanes': lambda: cohort_in_lanes(2, jit=False, strict=True),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('runtime', _RUNTIMES)
+@pytest.mark.parametrize('runtime', planted.RUNTIMES)
 def test_a_copy_moves_by_the_mean_of_its_members(runtime):
   process = tff_partial.compose(
     _model('head', group='head'),
@@ -211,7 +204,7 @@ def test_a_copy_moves_by_the_mean_of_its_members(runtime):
     aggregation=Aggregation(mean_of_members=True),
   )
   assert 'members' in process.sent_beside
-  with _RUNTIMES[runtime]():
+  with planted.RUNTIMES[runtime]():
     # Of group 1: a third of -4 and two of -8. Nobody of group 0 is there later.
     first = _weights(process, _CLIENTS)
     others = {name: _CLIENTS[name] for name in ('bob', 'cid')}

@@ -27,7 +27,6 @@ from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import PhaseError
 from tff_partial.phases import sgd
-from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 from tff_partial.training import personal_models
 
 _SIZES = {'ann': 5, 'bob': 3, 'cid': 4, 'dan': 2}
@@ -920,7 +919,7 @@ def _cross_entropy(logits: np.ndarray, classes: np.ndarray) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('runtime', [*planted.RUNTIMES, 'lanes'])
+@pytest.mark.parametrize('runtime', planted.RUNTIMES)
 def test_fed_proto_by_the_nearest_prototype(runtime, clients):
   model = _with_logits()
   process = _proto(model)
@@ -943,8 +942,7 @@ def test_fed_proto_by_the_nearest_prototype(runtime, clients):
     losses.append(
       _cross_entropy(-distances, (fields['y'][:, 0] > 0).astype(int))
     )
-  lanes = {'lanes': lambda: cohort_in_lanes(2, jit=False, strict=True)}
-  with {**planted.RUNTIMES, **lanes}[runtime]():
+  with planted.RUNTIMES[runtime]():
     found = measuring.evaluate(
       process.get_model_weights(state),
       [remembered[name] for name in clients],

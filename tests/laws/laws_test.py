@@ -34,7 +34,6 @@ from tff_partial.model import keras_3
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.runtimes.lanes import lane_loop
 from tff_partial.solvers.exact import Exact
 from tff_partial.templates import implicit_factors
 from tff_partial.templates import rating_posteriors
@@ -932,37 +931,6 @@ def test_another_runtime_comes_to_the_same(process):
     found = planted.run(process, cohort, state, kept)
   _compare(process, found, expected, planted.assert_close)
   planted.assert_close(list(found.client_states), list(expected.client_states))
-
-
-# Of each kind one: TensorFlow takes long to vectorize a client.
-_IN_LANES = ('fed_recon, exact', 'fed_als', 'fed_embed', 'ditto', 'scaffold')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'row',
-  [r for r in ROWS if r.name in _IN_LANES],
-  ids=lambda row: row.name,
-  indirect=True,
-)
-def test_clients_in_lanes_come_to_the_same(process):
-  # With so few examples training diverges here and there: every step then
-  # multiplies what is rounded in another way, on some processors visibly.
-  clients = _without(_clients(), *_DIVERGING)
-  cohort = planted.cohort_of(process, clients, 1)
-  with runtimes.cohort(jit=False):
-    state = process.initialize()
-    kept = planted.first_states(process, cohort)
-    expected = planted.run(process, cohort, state, kept)
-  with lane_loop.cohort_in_lanes(3, jit=False, strict=True):
-    found = planted.run(process, cohort, state, kept)
-    again = planted.run(process, cohort, state, kept)
-  _compare(process, found, expected, _assert_rounded_otherwise)
-  _assert_rounded_otherwise(
-    list(found.client_states), list(expected.client_states)
-  )
-  _compare(process, found, again)
-  planted.assert_same(list(found.client_states), list(again.client_states))
 
 
 # ---- learns ------------------------------------------------------------------

@@ -7,16 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tests.support import random_computations
-from tff_partial.runtimes import native
-from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
+from tff_partial import runtimes
 
-# XLA or not, and how many threads and lanes; in turn, since compiling takes
-# long.
+# XLA or not, and how many threads; in turn, since compiling takes long.
 _SETTINGS = [
-  [(False, 1, 1), (True, 2, 1)],
-  [(False, 2, 1), ('auto', 1, 1)],
-  [(False, 1, 1), (True, 2, 1)],
-  [(False, 2, 3), ('auto', 1, 1)],
+  [(False, 1), (True, 2)],
+  [(False, 2), ('auto', 1)],
 ]
 _MANY = 304
 # Of them, by seed, whether they fail: the last two divide by zero and the like.
@@ -27,11 +23,11 @@ _FEW = {0: False, 1: False, 3: False, 18: True, 49: True}
 def contexts():
   """The runtimes, the native one first."""
   return {
-    'native': native(),
+    'native': runtimes.native(),
     **{
-      (jit, threads, lanes): cohort_in_lanes(lanes, jit, threads=threads)
+      (jit, threads): runtimes.cohort(jit, threads=threads)
       for settings in _SETTINGS
-      for jit, threads, lanes in settings
+      for jit, threads in settings
     },
   }
 
@@ -70,9 +66,7 @@ def _check(seed: int, contexts: Any) -> bool:
   if expected is None and not drawn.size:
     return True  # The native runtime refuses some cohorts of nobody.
   for setting in _SETTINGS[seed % len(_SETTINGS)]:
-    where = (
-      f'seed {seed}, jit, threads and lanes {setting}, {drawn.size} clients'
-    )
+    where = f'seed {seed}, jit and threads {setting}, {drawn.size} clients'
     found = _outcome(contexts[setting], drawn)
     assert (found is None) == (expected is None), where
     if expected is not None:

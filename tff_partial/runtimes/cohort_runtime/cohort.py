@@ -39,7 +39,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import errors
-from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import fallback
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
 from tff_partial.runtimes.cohort_runtime import rounds
@@ -72,21 +71,17 @@ class _CohortContext:
     strict: bool,
     choices: Mapping[str, bool] | None,
     workers: rounds.Workers | None = None,
-    make_loop: choices_lib.MakeLoop = compiled_loop.CompiledLoop,
   ):
     """Set up the runtime, but start nothing yet.
 
     Args:
       workers: Other processes that run shards while a context is open.
-      make_loop: Traces a loop over clients for exact shapes.
     """
     threads = default_threads() if threads is None else threads
     if threads < 1:
       raise ValueError(f'Expected at least one thread, found {threads}.')
     self._strict = strict
-    self._chooser = choices_lib.Chooser(
-      jit, choices, strict, threads, make_loop
-    )
+    self._chooser = choices_lib.Chooser(jit, choices, strict, threads)
     self._resources = rounds.Resources(
       client_feeds.DeviceArrays() if workers is None else workers.arrays,
       self._chooser,

@@ -37,28 +37,6 @@ class Results(NamedTuple):
   outputs: dict[Key, list[tf.Tensor | client_batch.Ragged]]
 
 
-class OfClient(NamedTuple):
-  """Results of one client that a loop keeps.
-
-  Attributes:
-    contributed: Its contribution to each aggregate.
-    returned: The leaves of its outputs.
-    doubts: Whether XLA may have computed something else; see `doubts`.
-  """
-
-  contributed: list[typed_values.Nested]
-  returned: list[tf.Tensor]
-  doubts: list[tf.Tensor]
-
-
-Add: TypeAlias = Callable[
-  [tf.Tensor, OfClient, tf.Tensor, Sequence[Any]], list[Any]
-]
-LoopOver: TypeAlias = Callable[
-  [tf.Tensor, Callable[..., Any], Sequence[Any]], Sequence[Any]
-]
-
-
 class CompiledLoop:
   """`ClientLoop` for one signature; traced once, run with XLA or without."""
 
@@ -205,30 +183,19 @@ class CompiledLoop:
     _, inputs = self._open(flat)
     return self._loop.returned(self._client(inputs, tf.constant(0)))
 
-  def _one(self, inputs: loop_inputs.Inputs, index: tf.Tensor) -> OfClient:
-    """Compute what the loop keeps of one client."""
-    with doubts.noticed() as noticed:
-      values = self._client(inputs, index)
-      return OfClient(
-        self._loop.contributed(values), self._loop.returned(values), noticed
-      )
-
   def _run(self, *flat: tf.Tensor) -> list[tf.Tensor]:
     loop = self._loop
     stop, inputs = self._open(flat)
     count = len(inputs.totals)
 
-    def add(
-      index: tf.Tensor,
-      client: OfClient,
-      doubt: tf.Tensor,
-      state: Sequence[Any],
-    ) -> list[Any]:
+    def body(index: tf.Tensor, doubt: tf.Tensor, *state: Any) -> list[Any]:
       with doubts.noticed() as noticed:
+        values = self._client(inputs, index)
+        returned = loop.returned(values)
         totals = [
           tf.ensure_shape(leaf, spec.shape)
           for leaf, spec in zip(
-            loop.accumulate(state[:count], client.contributed),
+            loop.accumulate(state[:count], loop.contributed(values)),
             loop.accumulator_specs,
             strict=True,
           )
@@ -236,64 +203,31 @@ class CompiledLoop:
       arrays = iter(state[count:])
       written = [
         array
-        for column, leaf in zip(self._columns, client.returned, strict=True)
+        for column, leaf in zip(self._columns, returned, strict=True)
         for array in column.write(arrays, index, leaf)
       ]
-      doubt = functools.reduce(tf.logical_or, [*client.doubts, *noticed], doubt)
-      return [doubt, *totals, *written]
-
-    def loop_over(
-      stop: tf.Tensor, body: Callable[..., Any], state: Sequence[Any]
-    ) -> Sequence[Any]:
-      arrays = state[1 + count :]
-      return tf.while_loop(
-        lambda index, *_: index < stop,
-        body,
-        [tf.constant(0), *state],
-        shape_invariants=[
-          tf.TensorShape([]),
-          tf.TensorShape([]),
-          *[spec.shape for spec in loop.accumulator_specs],
-          *[tf.TensorShape(None) for _ in arrays],
-        ],
-        parallel_iterations=1,
-      )[1:]
+      doubt = functools.reduce(tf.logical_or, noticed, doubt)
+      return [index + 1, doubt, *totals, *written]
 
     arrays = [
       array
       for column in self._columns
       for array in column.arrays(self._signature.bucket, stop)
     ]
-    results = loop_over(
-      stop,
-      self._body(flat, stop, add, loop_over),
-      [tf.constant(False), *inputs.totals, *arrays],
-    )
+    results = tf.while_loop(
+      lambda index, *_: index < stop,
+      body,
+      [tf.constant(0), tf.constant(False), *inputs.totals, *arrays],
+      shape_invariants=[
+        tf.TensorShape([]),
+        tf.TensorShape([]),
+        *[spec.shape for spec in loop.accumulator_specs],
+        *[tf.TensorShape(None) for _ in arrays],
+      ],
+      parallel_iterations=1,
+    )[1:]
     written = iter(results[1 + count :])
     stacked = [
       tensor for column in self._columns for tensor in column.stack(written)
     ]
     return [*results[: 1 + count], *stacked]
-
-  def _body(
-    self,
-    flat: Sequence[tf.Tensor],
-    stop: tf.Tensor,
-    add: Add,
-    loop_over: LoopOver,
-  ) -> Callable[..., Any]:
-    """Return the body of the loop, which computes and adds one client.
-
-    Args:
-      flat: See `Inputs.flat`.
-      stop: The number of clients.
-      add: Adds a client's results to the state, and returns the new state.
-      loop_over: Runs a body for each number below a bound.
-    """
-    del stop, loop_over
-    _, inputs = self._open(flat)
-
-    def body(index: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
-      return index + 1, *add(index, self._one(inputs, index), doubt, state)
-
-    return body

@@ -48,11 +48,6 @@ _LONG = 0.01
 _CONVOLUTION = re.compile(r'Conv\dD', re.IGNORECASE)
 
 
-MakeLoop: TypeAlias = Callable[
-  [client_loop.ClientLoop, loop_inputs.Signature], compiled_loop.CompiledLoop
-]
-
-
 class Chooser:
   """Compiler of loops, with or without XLA.
 
@@ -68,15 +63,13 @@ class Chooser:
     choices: Mapping[str, bool] | None,
     strict: bool,
     threads: int,
-    make_loop: MakeLoop = compiled_loop.CompiledLoop,
   ):
-    """Take the options of `cohort`, and what traces a loop for exact shapes."""
+    """Take the options of `cohort`."""
     if jit not in ('auto', True, False):
       raise ValueError(
         f"Expected jit to be 'auto', True or False, found {jit!r}."
       )
     self._jit, self._strict, self._threads = jit, strict, threads
-    self._make_loop = make_loop
     self.choices: dict[str, bool] = dict(choices or {})
     self._lock = threading.Lock()
     self.num_compiled = 0
@@ -116,7 +109,7 @@ class Chooser:
       with self._lock:
         run = self._runs.get(key)
         if run is None:
-          compiled = self._make_loop(loop, signature)
+          compiled = compiled_loop.CompiledLoop(loop, signature)
           jit = self._choose(name, loop, compiled, sample)
           run = self._runs[key] = functools.partial(compiled, jit=jit)
           self.num_compiled += 1

@@ -1,1 +1,0 @@
-"""Experimental: several clients in lock-step in one vectorized program."""
