@@ -99,7 +99,7 @@ def test_labels_without_a_weight_are_refused_when_packed():
     lambda: tf.keras.Sequential(
       [tf.keras.Input([2]), tf.keras.layers.Dense(1, 'sigmoid')]
     ),
-    loss='binary_crossentropy',
+    loss='mse',
     class_weight={0: 1.0, 1: 5.0},
   )
   fields = {'x': np.zeros([2, 2]), 'y': np.array([1.0, 2.0])}

@@ -214,6 +214,26 @@ def test_labels_are_classes_that_the_model_predicts(loss, labels, bad):
     packing.pack({'ann': fields}, spec)
 
 
+@pytest.mark.parametrize('bad', [-1, 2])
+@pytest.mark.parametrize(
+  'loss',
+  [
+    'binary_crossentropy',
+    tf.keras.losses.BinaryFocalCrossentropy(from_logits=True),
+  ],
+)
+def test_binary_labels_are_0_and_1(loss, bad):
+  spec = _classifier(loss=loss).example_spec
+  fields = {'x': np.zeros([2, 2]), 'y': np.array([[0, 0.5, 1], [0, bad, 1]])}
+  with pytest.raises(
+    examples.ClientDataError,
+    match=f'y: example 1 is {bad}.*tells two classes apart.*0 for one and 1',
+  ):
+    packing.pack({'ann': fields}, spec)
+  fields['y'][1, 1] = 1
+  packing.pack({'ann': fields}, spec)
+
+
 def test_clients_of_another_model_are_refused(spec):
   population = packing.pack({'ann': _fields(), 'bob': _fields([3, 1])}, spec)
   population.check(spec)

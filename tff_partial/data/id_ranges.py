@@ -18,6 +18,7 @@ class IdRange(NamedTuple):
     ignored: A further value that a field may hold.
     is_local: True if each client has a table of this many rows.
     table: The variable whose rows these are, if `size` is None.
+    remedy: Advice on a value outside, if it is another than for most ids.
   """
 
   size: int | None
@@ -26,6 +27,7 @@ class IdRange(NamedTuple):
   ignored: int | None = None
   is_local: bool = False
   table: str = ''
+  remedy: str = ''
 
   def values(self, array: np.ndarray) -> np.ndarray:
     """Return the elements that are ids, `[examples, ids of each]`."""
@@ -48,6 +50,8 @@ class IdRange(NamedTuple):
 
   def advice(self, value: Any) -> str:
     """Return advice on a value outside the range."""
+    if self.remedy:
+      return self.remedy
     if self.size is not None and value >= self.size:
       return (
         'If ids start at 1, let them start at 0; otherwise build it larger.'

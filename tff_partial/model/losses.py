@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tff_partial.data import id_ranges
-from tff_partial.model import keras_3
 from tff_partial.model.keras_functions import mask_of
 from tff_partial.model.keras_variables import ModelError
 
@@ -69,17 +68,17 @@ def classes(
   """Return the range of labels, if loss and predictions determine it."""
   if hasattr(loss, 'ids'):
     return loss.ids(outputs)
-  kinds = [tf.keras.losses.SparseCategoricalCrossentropy]
-  if keras := keras_3.module():
-    kinds.append(keras.losses.SparseCategoricalCrossentropy)
-  if type(loss) in kinds:
-    ignored = getattr(loss, '_fn_kwargs', {}).get('ignore_class')
-  elif loss is tf.keras.losses.sparse_categorical_crossentropy:
-    ignored = None
-  else:
+  named = loss if hasattr(loss, '__name__') else type(loss)
+  kind = named.__name__.replace('_', '').lower() if is_of_keras(loss) else ''
+  if kind in ('binarycrossentropy', 'binaryfocalcrossentropy'):
+    described = 'binary cross-entropy tells two classes apart'
+    remedy = 'Write 0 for one and 1 for the other.'
+    return {'y': (id_ranges.IdRange(2, described, remedy=remedy),)}
+  if kind != 'sparsecategoricalcrossentropy':
     return {}
   if not isinstance(outputs, tf.TensorSpec) or not outputs.shape.rank:
     return {}
+  ignored = getattr(loss, '_fn_kwargs', {}).get('ignore_class')
   classes = outputs.shape[-1]
   described = f'the model predicts {classes} classes'
   return {'y': (id_ranges.IdRange(classes, described, ignored=ignored),)}
