@@ -10,13 +10,12 @@ their true sub-population, as all clients do in FedEmbed-Type.
 
 Deviations: Eq. 1 has the usual hinge. Nodes of the map follow the mean of their
 clients, where section 3.3.1 has the best-scoring one. The prototypes are the
-embeddings of the prototypical clients of section 3.3.2, which train them like
-all other clients: whenever a prototypical client takes part, the prototype of
-its sub-population moves a fraction of the way to its embedding. The paper says
-only that prototypes are updated along with the global model. Clients may form
-their embedding, through the heads that all share, before they join; in the
-paper they join by their last embedding, which requires clients that take part
-often.
+embeddings of the prototypical clients of section 3.3.2, which train like all
+others: whenever one takes part, the prototype of its sub-population moves a
+fraction of the way to its embedding. The paper says only that prototypes are
+updated with the global model. Clients may form their embedding, through the
+heads that all share, before they join; in the paper they join by their last
+embedding, which requires clients that take part often.
 """
 
 import collections
