@@ -1,4 +1,4 @@
-"""Rounds of six models on the device that TensorFlow finds, by XLA's use.
+"""Time rounds of six models where TensorFlow puts them, with XLA and without.
 
 The cohort runtime, with XLA where it chose it and without, trains MovieLens
 (FedRecon), a small dense network with few examples per client, convolutions on
@@ -84,7 +84,7 @@ def next_words(
 
 
 _RUNS: Mapping[str, Callable[[Any, Any], measuring.Run]] = {
-  'movielens': lambda o, c: ray_round.movielens(100)(o, c),
+  'movielens': ray_round.movielens(100),
   'dense': dense,
   'convolutions': ray_round.mnist,
   'lstm': next_words('lstm'),

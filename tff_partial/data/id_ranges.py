@@ -18,7 +18,7 @@ class IdRange(NamedTuple):
     ignored: A further value that a field may hold.
     is_local: True if each client has a table of this many rows.
     table: The variable whose rows these are, if `size` is None.
-    remedy: Advice on a value outside, if it is another than for most ids.
+    remedy: Advice on a value outside, in place of that for ids.
   """
 
   size: int | None

@@ -63,7 +63,7 @@ def _copy(metric: tf.keras.metrics.Metric) -> tf.keras.metrics.Metric:
   """Copy a metric without the state of its measurements."""
   try:
     copied = type(metric).from_config(metric.get_config())
-    if not losses.is_of_keras(metric):
+    if not losses.name_in_keras(metric):
       _check_settings(metric, copied)
     return copied
   except Exception as error:

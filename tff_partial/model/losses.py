@@ -68,8 +68,7 @@ def classes(
   """Return the range of labels, if loss and predictions determine it."""
   if hasattr(loss, 'ids'):
     return loss.ids(outputs)
-  named = loss if hasattr(loss, '__name__') else type(loss)
-  kind = named.__name__.replace('_', '').lower() if is_of_keras(loss) else ''
+  kind = name_in_keras(loss).replace('_', '').lower()
   if kind in ('binarycrossentropy', 'binaryfocalcrossentropy'):
     described = 'binary cross-entropy tells two classes apart'
     remedy = 'Write 0 for one and 1 for the other.'
@@ -84,11 +83,12 @@ def classes(
   return {'y': (id_ranges.IdRange(classes, described, ignored=ignored),)}
 
 
-def is_of_keras(loss: Any) -> bool:
-  """Return true for Keras's own losses, not for a user's function or class."""
-  named = loss if hasattr(loss, '__name__') else type(loss)
+def name_in_keras(of: Any) -> str:
+  """Return the name of a loss or metric of Keras; empty for a user's own."""
+  named = of if hasattr(of, '__name__') else type(of)
   module = getattr(named, '__module__', None) or ''
-  return module.split('.')[0] in ('keras', 'tf_keras')
+  is_of_keras = module.split('.')[0] in ('keras', 'tf_keras')
+  return named.__name__ if is_of_keras else ''
 
 
 def aligned(labels: Any, predictions: Any, has_steps: bool) -> tuple[Any, Any]:
@@ -268,7 +268,7 @@ def value_of(
   """
   of_labels, mask = labels, mask_of(predictions)
   is_number = tf.is_tensor(predictions) and predictions.shape.rank == 1
-  if is_number or is_of_keras(of):
+  if is_number or name_in_keras(of):
     has_steps = weight.shape.rank > 1 or mask is not None
     labels, predictions = aligned(labels, predictions, has_steps)
   losses = getattr(of, 'call', of)(labels, predictions)
