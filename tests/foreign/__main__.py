@@ -63,7 +63,7 @@ def main() -> None:
   add('patterns', nargs='*', default=_PATTERNS, help=f'files in {_PYTHON}')
   add('--jit', nargs='+', choices=('true', 'false'), default=['false', 'true'])
   add('--seconds', type=float, default=1800, help='for a file at most')
-  options = parser.parse_args()
+  options = parser.parse_intermixed_args()
   folder = options.source.resolve() / _PYTHON
   files = sorted(
     {file for pattern in options.patterns for file in folder.glob(pattern)}

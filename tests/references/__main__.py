@@ -128,7 +128,7 @@ def main() -> None:
   add('references', nargs='*', choices=[*table.REFERENCES, []], help='which')
   add('--python', default=sys.executable, help='that of their environment')
   add('--record', action='store_true', help='rewrite recorded.json')
-  options = parser.parse_args()
+  options = parser.parse_intermixed_args()
   failed, compared = 0, 0
   for reference in options.references or table.REFERENCES:
     source = options.sources.resolve() / reference
