@@ -342,27 +342,35 @@ def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
   return pd.concat([past.assign(is_query=0), later.assign(is_query=1)])
 
 
-def load_ratings(data: Data, data_set: str) -> movielens_data.Ratings:
-  """Load, download or invent ratings.
+def data_folder(data: Data, data_set: str) -> str:
+  """Return the folder of real data, fetched into it if it holds none.
 
   Args:
     data: Their source.
     data_set: The edition; '' for the one in the folder.
 
   Raises:
-    DataError: If the data are missing or damaged.
+    DataError: If no folder is named, or the data cannot be fetched.
   """
-  if data.is_synthetic:
-    return synthetic.generate()
   if not data.data_dir:
     raise DataError(
       f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'
     )
   if data.download:
-    movielens_data.download(
-      os.path.join(data.data_dir, NAME), data_set or _DOWNLOADED
-    )
-  return movielens_data.load(data.data_dir, data_set)
+    try:
+      movielens_files.locate(data.data_dir, data_set)
+    except DataError:
+      movielens_data.download(
+        os.path.join(data.data_dir, NAME), data_set or _DOWNLOADED
+      )
+  return data.data_dir
+
+
+def load_ratings(data: Data, data_set: str) -> movielens_data.Ratings:
+  """Load, download or invent ratings; arguments as for `data_folder`."""
+  if data.is_synthetic:
+    return synthetic.generate()
+  return movielens_data.load(data_folder(data, data_set), data_set)
 
 
 def load(

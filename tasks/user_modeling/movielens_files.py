@@ -13,7 +13,7 @@ from tasks.movielens import data as movielens_data
 from tasks.movielens import files as data_sets
 from tasks.user_modeling import records
 
-_NAME = 'ml-100k'
+NAME = 'ml-100k'
 _GENRES = data_sets.File('u.genre', '|', ('name', 'genre_id'))
 _DIGITS = tuple('0123456789')
 
@@ -30,8 +30,8 @@ def load(
   Raises:
     DataError: If a file is missing or damaged; names the file and the line.
   """
-  place, _ = data_sets.locate(folder, _NAME)
-  ratings = movielens_data.load(folder, _NAME)
+  place, _ = data_sets.locate(folder, NAME)
+  ratings = movielens_data.load(folder, NAME)
   if ratings.users is None:
     raise DataError(
       f'{place / "u.user"}: the file is missing, which has the zip codes '
@@ -66,7 +66,7 @@ def read_genres(folder: pathlib.Path) -> records.Tags:
       f'{folder / _GENRES.name}: the genres are not numbered from 0 to '
       f'{numbers[-1]} in order. {data_sets.REMEDY_DAMAGED}'
     )
-  file = data_sets.DATA_SETS[_NAME].items
+  file = data_sets.DATA_SETS[NAME].items
   movies = file.read(folder)
   flags = movies[list(data_sets.GENRES)].to_numpy(bool)
   has_genre = flags.any(axis=1)

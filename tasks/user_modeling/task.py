@@ -11,16 +11,13 @@ central training all users and items are in tables at the server.
 
 from collections.abc import Iterable, Mapping
 import functools
-import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.movielens import data as movielens_data
-from tasks.movielens import files as movielens_data_sets
+from tasks.movielens import task as movielens
 from tasks.task import Data
 from tasks.task import EvaluationClients
 from tasks.task import OWN
@@ -52,7 +49,6 @@ from tff_partial.data import id_ranges
 from tff_partial.data import populations
 from tff_partial.model import models
 
-_ML_100K = 'ml-100k'
 # RM of GUM.
 _RELATION = 'relation/kernel'
 
@@ -274,14 +270,5 @@ def load_movielens(
   if data.is_synthetic:
     found = synthetic.generate(five_points=True)
     return UserModeling(options.name, found, options, seed)
-  if not data.data_dir:
-    raise DataError(
-      f'MovieLens: no data folder is named. '
-      f'{movielens_data_sets.REMEDY_NO_DATA}'
-    )
-  if data.download:
-    folder = os.path.join(data.data_dir, 'movielens')
-    movielens_data.download(folder, _ML_100K)
-  return UserModeling(
-    options.name, movielens_files.load(data.data_dir), options, seed
-  )
+  folder = movielens.data_folder(data, movielens_files.NAME)
+  return UserModeling(options.name, movielens_files.load(folder), options, seed)

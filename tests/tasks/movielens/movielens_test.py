@@ -358,6 +358,20 @@ def test_downloads_go_to_the_tasks_own_folder(
   assert asked == [(tmp_path / 'movielens', fetched)]
 
 
+@pytest.mark.parametrize('there', ['ml-100k', 'movielens/ml-100k'])
+@pytest.mark.parametrize('data_set', ['', 'ml-100k'])
+def test_data_that_are_there_are_not_fetched(
+  tmp_path, monkeypatch, there, data_set
+):
+  monkeypatch.setattr(movielens_data, 'download', pytest.fail)
+  (tmp_path / there).mkdir(parents=True)
+  (tmp_path / there / 'u.data').touch()
+  with pytest.raises(DataError, match='u.data: the file is empty'):
+    movielens.MovieLensOptions(data_set=data_set).load(
+      Data(data_dir=str(tmp_path), download=True), 0
+    )
+
+
 def test_central_training_is_measured_on_the_same_ratings():
   federated = from_recipe('movielens_fed_recon').local
   central = from_recipe('movielens_centralized').local
