@@ -6,6 +6,7 @@ no example occurs twice.
 """
 
 from collections.abc import Mapping, Sequence
+import itertools
 
 import numpy as np
 
@@ -18,6 +19,15 @@ def numbers_of_users(num_users: int, shares: Sequence[float]) -> list[int]:
   """Divide users by shares, without remainder."""
   ends = np.rint(np.cumsum(shares) * num_users).astype(int)
   return np.diff([0, *ends]).tolist()
+
+
+def enough_users(num_users: int, shares: Sequence[float]) -> int:
+  """Return the next larger number of users that divides without a zero."""
+  return next(
+    number
+    for number in itertools.count(num_users)
+    if 0 not in numbers_of_users(number, shares)
+  )
 
 
 def draw(

@@ -90,10 +90,13 @@ class PreferenceTask(MeasuredByProtocol):
     self._num_kinds = len(self.shares)
     self.num_groups = options.num_groups or self._num_kinds
     num_users = options.num_users or num_users
-    if num_users < self._num_kinds:
+    users_of = preferences.numbers_of_users(num_users, self.shares)
+    if 0 in users_of:
+      enough = preferences.enough_users(num_users, self.shares)
       raise OptionError(
         f'--users={num_users}: so few users cannot like all {self._num_kinds} '
-        f'kinds. Give at least {self._num_kinds}.'
+        f'kinds: nobody would like kind {users_of.index(0)}. Give {enough} '
+        'users, which are enough for these shares.'
       )
     if self.num_groups < self._num_kinds:
       raise OptionError(
@@ -101,7 +104,6 @@ class PreferenceTask(MeasuredByProtocol):
         f'{self._num_kinds} kinds, one of which users may know. Give at least '
         f'{self._num_kinds}.'
       )
-    users_of = preferences.numbers_of_users(num_users, self.shares)
     self._prototypical_users = [
       max(round(options.prototypical_share * number), 1) for number in users_of
     ]
