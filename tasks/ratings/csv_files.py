@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import difflib
+import os
 import pathlib
 import re
 
@@ -46,7 +47,7 @@ def read(csv: Csv) -> Table:
   """
   if not csv.file:
     raise DataError(f'Ratings: no file is named. {_NO_FILE}')
-  path = pathlib.Path(csv.file)
+  path = pathlib.Path(os.path.expanduser(csv.file))
   if not path.is_file():
     problem = 'it is no file' if path.exists() else 'there is no such file'
     raise DataError(f'--csv={path}: {problem}. {_NO_FILE}')

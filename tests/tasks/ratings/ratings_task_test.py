@@ -60,6 +60,12 @@ def _names(table: tables.Table) -> tuple[list[str], ...]:
 # ---- files -------------------------------------------------------------------
 
 
+def test_a_file_may_be_below_the_home_folder(tmp_path, monkeypatch):
+  _write(tmp_path)
+  monkeypatch.setenv('HOME', str(tmp_path))
+  assert _read(pathlib.Path('~/stars.csv')).name == 'stars.csv'
+
+
 def test_names_are_kept_and_columns_are_guessed(tmp_path):
   table = _read(_write(tmp_path))
   assert table.columns == {
