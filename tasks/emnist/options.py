@@ -53,10 +53,12 @@ class EmnistOptions(TaskOptions):
   def __post_init__(self) -> None:
     """Check that images can be divided."""
     super().__post_init__()
-    if self.max_examples is not None and self.max_examples < 3:
+    few = self.max_examples is not None and self.max_examples < 3
+    # Of unseen users all images are in one part.
+    if few and self.protocol == SEEN:
       raise OptionError(
         f'--max_examples={self.max_examples}: so few images of a user cannot '
-        'be divided into three parts. Give at least 3.'
+        'be divided into three parts. Give at least 3, or --protocol=unseen.'
       )
     if self.partition == WRITERS:
       self.refuse_set(

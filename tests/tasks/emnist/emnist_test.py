@@ -85,6 +85,11 @@ def test_each_user_has_an_attribute(task):
   assert len(attributes) == 20
 
 
+def test_unseen_users_may_have_few_images():
+  task = _load(protocol='unseen', max_examples=2)
+  assert task.counts['images_of_a_user'] == [2, 2]
+
+
 def test_unseen_users_took_no_part():
   task = _load(protocol='unseen', max_examples=30)
   spec = task.model_with('nobody').example_spec
