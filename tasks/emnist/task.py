@@ -61,9 +61,6 @@ class Emnist(MeasuredByProtocol):
 
   Attributes:
     images: All images.
-    protocol: SEEN or UNSEEN: the name under which the test result is reported.
-    selection_metric: The metric that chooses the best round.
-    higher_is_better: True if a larger value of it is better.
   """
 
   name = NAME
@@ -119,7 +116,6 @@ class Emnist(MeasuredByProtocol):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """Sizes of the data, for the result."""
     sizes = [len(images) for images in self._holdings.values()]
     return {
       'name': self.images.name,
@@ -137,7 +133,6 @@ class Emnist(MeasuredByProtocol):
 
   @property
   def attributes(self) -> dict[str, str]:
-    """Most frequent label of each user."""
     return {
       user: str(np.bincount(self.images.labels[images]).argmax())
       for user, images in self._holdings.items()

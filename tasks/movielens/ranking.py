@@ -63,13 +63,7 @@ class MovieLensRanking(Task):
   def __init__(
     self, ratings: movielens_data.Ratings, options: RankingOptions, seed: int
   ):
-    """Divide the interactions.
-
-    Args:
-      ratings: All ratings.
-      options: The task's options.
-      seed: The run's seed.
-    """
+    """Divide the interactions by the seed."""
     self.ratings = ratings
     self._options = options
     self._seed = seed
@@ -105,7 +99,6 @@ class MovieLensRanking(Task):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """Sizes of the data, for the result."""
     return {
       'name': self.ratings.name,
       'items': self.ratings.num_items,
@@ -125,12 +118,10 @@ class MovieLensRanking(Task):
 
   @property
   def validation(self) -> EvaluationClients:
-    """The clients that choose the best round."""
     return self._clients(VALIDATION)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """The test clients, by the name of the protocol."""
     return {self._options.protocol: self._clients(TEST)}
 
   def model_with(self, user: str) -> models.PartialModel:
@@ -177,12 +168,7 @@ class MovieLensRanking(Task):
   def measured(
     self, evaluation: evaluations.Evaluation, clients: EvaluationClients
   ) -> evaluations.Evaluation:
-    """Return the evaluation by ranking of the same personalisation.
-
-    Args:
-      evaluation: The algorithm's evaluation.
-      clients: The clients to evaluate.
-    """
+    """Return the evaluation by ranking of the same personalisation."""
     outputs = evaluation.model.prediction_spec
     return ranking.build_ranking_eval(
       evaluation,
@@ -196,7 +182,6 @@ class MovieLensRanking(Task):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Pack the users of one part: TRAIN, VALIDATION or TEST."""
     return tff_partial.from_pandas(
       self.frames[part],
       example_spec,

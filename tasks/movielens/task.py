@@ -62,9 +62,6 @@ class MovieLens(MeasuredByProtocol):
 
   Attributes:
     ratings: All ratings with titles and the scale.
-    protocol: UNSEEN or SEEN: the name under which the test result is reported.
-    selection_metric: The metric that chooses the best round.
-    higher_is_better: True if a larger value of it is better.
   """
 
   name = NAME
@@ -164,11 +161,7 @@ class MovieLens(MeasuredByProtocol):
     )
 
   def item_columns(self) -> np.ndarray | None:
-    """Return genres of items, if they were asked for.
-
-    Raises:
-      OptionError: If they are not known.
-    """
+    """Return genres of items, if they were asked for."""
     if not self._options.item_attributes:
       return None
     if self.ratings.item_attributes is None:
@@ -210,7 +203,6 @@ class MovieLens(MeasuredByProtocol):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """Sizes of the data, for the result."""
     return {
       'name': self.ratings.name,
       **movielens_data.describe(self.ratings),
@@ -223,7 +215,6 @@ class MovieLens(MeasuredByProtocol):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Pack the users of one part: TRAIN, VALIDATION or TEST."""
     return self._pack(
       self._frames[part], example_spec, self._options.min_examples
     )
@@ -233,14 +224,7 @@ class MovieLens(MeasuredByProtocol):
   ) -> dict[str, dict[str, float]]:
     """Measure a predictor of a new user's mean rating for all its items.
 
-    Args:
-      num_support: Number of known ratings of each test user. With none, the
-        mean of the training ratings replaces the user's.
-      num_reserved: Number of first ratings that are not measured.
-
-    Returns:
-      `support_mean`, mapped to the name of the test and the root mean squared
-      error.
+    With none known, the mean of the training ratings replaces the user's.
     """
     frame = self._frames[TEST]
     users = frame.groupby('user_id')['rating']
@@ -257,7 +241,6 @@ class MovieLens(MeasuredByProtocol):
   def one_user(
     self, user_id: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Pack one user with all its ratings."""
     return self._pack(self.rated_by(user_id), example_spec, 1)
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
@@ -276,7 +259,6 @@ class MovieLens(MeasuredByProtocol):
   def recommend(
     self, keras_model: tf.keras.Model, user_id: str, number: int
   ) -> list[Recommendation]:
-    """Rank the items that a user has not rated, the best first."""
     rated = self.rated_by(user_id)
     unrated = np.setdiff1d(np.arange(self.ratings.num_items), rated['item_id'])
     if not 1 <= number <= len(unrated):

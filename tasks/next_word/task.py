@@ -50,13 +50,9 @@ class NextWord(Task):
   """Authors as clients, their sentences as examples.
 
   Attributes:
-    name: The task's name.
     sentences: The corpus.
     parts: Authors and sentences of each part.
     words: The vocabulary.
-    selection_metric: The metric that chooses the best round.
-    higher_is_better: True if a larger value of it is better.
-    learned_from_training: Statistics of the training data without noise.
   """
 
   name = NextWordOptions.name
@@ -71,19 +67,7 @@ class NextWord(Task):
     seed: int,
     release: Release = Release(),
   ):
-    """Divide the sentences and learn the vocabulary.
-
-    Args:
-      sentences: A corpus.
-      options: The task's options.
-      seed: The run's seed, which divides the authors and initializes the
-        weights.
-      release: Settings for the release of a vocabulary with noise.
-
-    Raises:
-      OptionError: If the sentences cannot be divided as the options ask.
-      DataError: If there is no word to choose.
-    """
+    """Divide the sentences and learn the vocabulary."""
     self.sentences = sentences
     self.parts = (
       parts_lib.divide_sentences(sentences)
@@ -110,28 +94,20 @@ class NextWord(Task):
 
   @property
   def released(self) -> str:
-    """Fingerprint of a vocabulary released with noise, else ''."""
     if not self._is_released:
       return ''
     words = self.words.words
     return f'{len(words)} words ({random_bits.derive(*words).tobytes().hex()})'
 
   def released_anew(self, release: Release) -> 'NextWord':
-    """Make the task again from the same sentences.
-
-    Args:
-      release: Settings for the release of a vocabulary with noise.
-    """
     return NextWord(self.sentences, self._options, self._seed, release)
 
   @property
   def validation(self) -> EvaluationClients:
-    """Clients that choose the best round."""
     return self._measured(VALIDATION)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """Clients that the result is about."""
     return {self._options.protocol: self._measured(TEST)}
 
   def _measured(self, part: str) -> EvaluationClients:
@@ -143,7 +119,6 @@ class NextWord(Task):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """Sizes of the data, for the result."""
     return {
       'corpus': self.sentences.name,
       'users': len(self.sentences.authors),
@@ -169,22 +144,9 @@ class NextWord(Task):
     return self._model(user, False)
 
   def model_with_features(self, user: str) -> models.PartialModel:
-    """Build the model with a mapping of LOGITS and FEATURES as its output.
-
-    Args:
-      user: OWN or NOBODY.
-
-    Raises:
-      OptionError: If `user` is another form.
-    """
     return self._model(user, True)
 
   def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the correct classes of the model.
-
-    Args:
-      labels: Ids of the next tokens, int32 `[batch, time]`.
-    """
     return labels, losses.is_target(self.words.tokens, labels)
 
   def _build_model(self, user: str, features: bool) -> models.PartialModel:
@@ -218,12 +180,6 @@ class NextWord(Task):
     )
 
   def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
-    """Pack the clients of one part of the data, or a reader if it is large.
-
-    Args:
-      part: The part.
-      example_spec: Fields to read of an example.
-    """
     return self._clients.clients(part, example_spec)
 
 
@@ -232,16 +188,7 @@ def load(
 ) -> NextWord:
   """Read the sentences, learn the vocabulary and make the task.
 
-  Args:
-    options: The options of the task.
-    data: Their source: the folder that holds one with the corpus' name, or
-      that folder. Invented ones need no files.
-    seed: The run's seed.
-    release: Settings for the release of a vocabulary with noise.
-
-  Raises:
-    DataError: If the data are missing or damaged; says where and what to do.
-    OptionError: If they cannot be divided as the options ask.
+  The folder of the data holds one with the corpus' name, or is that folder.
   """
   limits = sentences_lib.Limits(
     max_tokens=options.max_tokens,

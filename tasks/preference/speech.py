@@ -58,7 +58,6 @@ class SpeechPreference(PreferenceTask):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """Sizes of the data, for the result."""
     return {**super().counts, 'voices': [str(voice) for voice in self.voices]}
 
 

@@ -46,8 +46,6 @@ class PreferenceTask(MeasuredByProtocol):
     shares: The share of the users that like each kind.
     num_groups: Number of heads, at least one for each kind.
     fed_embed_parts: Parts of FedEmbed's model with all heads.
-    selection_metric: The metric that chooses the best round.
-    higher_is_better: True if a larger value of it is better.
   """
 
   name: str
@@ -182,7 +180,6 @@ class PreferenceTask(MeasuredByProtocol):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """Sizes of the data, for the result."""
     held = {
       part: np.concatenate(list(clients.values()))
       for part, clients in self._parts.items()
@@ -209,7 +206,6 @@ class PreferenceTask(MeasuredByProtocol):
 
   @property
   def attributes(self) -> dict[str, str]:
-    """True sub-population of each user: the kind that it likes."""
     return {
       user: str(preferences.kind_liked_by(user)) for user in self._parts[TRAIN]
     }

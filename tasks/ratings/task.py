@@ -84,7 +84,6 @@ class RatingsTask(movielens.MovieLens):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """Sizes of the data, for the result."""
     return {
       **super().counts,
       'columns': dict(self.ratings.columns),
@@ -93,7 +92,6 @@ class RatingsTask(movielens.MovieLens):
     }
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
-    """Return one user's ratings."""
     number = self.ratings.number_of(user_id)
     frame = self.ratings.frame
     # The frame is sorted by users.

@@ -78,14 +78,7 @@ class DocumentTask(Task):
     options: DocumentOptions,
     seed: int,
   ):
-    """Divide and encode the documents.
-
-    Args:
-      documents: All documents.
-      options: The task's options.
-      seed: The run's seed, which divides documents and authors and initializes
-        the models.
-    """
+    """Divide and encode the documents."""
     self.documents = documents
     self.parts = subreddit_parts.divide(
       documents,
@@ -146,7 +139,6 @@ class DocumentTask(Task):
 
   @property
   def validation(self) -> EvaluationClients:
-    """Clients that choose the best round."""
     return EvaluationClients(VALIDATION, True)
 
   @property
@@ -196,15 +188,7 @@ class DocumentTask(Task):
   def from_labels_alone(
     self, num_support: int, num_reserved: int
   ) -> dict[str, dict[str, float]]:
-    """Measure predictors that read no text, see `subreddit_predictors`.
-
-    Args:
-      num_support: Number of known documents of each held-out author.
-      num_reserved: Number of their first documents that are not measured.
-
-    Returns:
-      The selection metric by predictor, then name of the test.
-    """
+    """Measure predictors that read no text, see `subreddit_predictors`."""
     measured = {
       name: self.parts.after(who.part, 0 if who.seen else num_reserved)
       for name, who in self.tests.items()
@@ -220,15 +204,8 @@ class DocumentTask(Task):
   ) -> populations.Population:
     """Pack the authors of one part as clients, by their names.
 
-    Args:
-      part: One of the parts in `subreddit_parts`.
-      example_spec: Fields of an example. Its inputs are those of one of the
-        task's models. It may include the field `time`, and the mark `is_query`:
-        then authors have their training documents, too.
-
-    Raises:
-      OptionError: If there is no such part.
-      DataError: If the part has no documents.
+    With the mark `is_query` in the spec they have their training documents,
+    too.
     """
     authors = self.parts.by_author(self.parts[part])
     past: dict[int, np.ndarray] = {}

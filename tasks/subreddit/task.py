@@ -75,15 +75,7 @@ def load(
 ) -> DocumentTask:
   """Load the documents and make the task.
 
-  Args:
-    options: The options of the task, which tell which one it is.
-    data: Their source: the folder that holds one of the task's name, or that
-      folder. Of invented documents no author is left out.
-    seed: The run's seed.
-    release: Unused.
-
-  Raises:
-    DataError: If the data are missing or damaged; says where and what to do.
+  Of invented documents no author is left out.
   """
   del release
   task: type[DocumentTask] = Subreddit

@@ -57,11 +57,7 @@ class UserModeling(Task):
   """Clients with many users each, whose answers are examples.
 
   Attributes:
-    name: The task's name.
     records: All records.
-    selection_metric: The metric that chooses the best round.
-    higher_is_better: True if a larger value of it is better.
-    learned_from_training: Statistics of the training data.
   """
 
   selection_metric = 'rmse'
@@ -92,17 +88,14 @@ class UserModeling(Task):
 
   @property
   def validation(self) -> EvaluationClients:
-    """All clients, to choose the best round by records of their users."""
     return EvaluationClients(VALIDATION, True)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """Clients that the result is about: all of them."""
     return {SEEN: EvaluationClients(TEST, True)}
 
   @property
   def counts(self) -> dict[str, Any]:
-    """Sizes of the data, for the result."""
     return {
       'name': self.records.name,
       **self.records.describe(),
@@ -185,7 +178,6 @@ class UserModeling(Task):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Pack all clients with the records of one part."""
     return self._clients.pack(part, example_spec)
 
   # ---- metrics ---------------------------------------------------------------
