@@ -54,7 +54,7 @@ def main() -> None:
     runs = {
       name: measuring.Run(
         recipe.build(
-          paper.task.model,
+          paper.task.model_with('own'),
           paper.settings,
           aggregation=composition.Aggregation(factory),
         ),

@@ -36,7 +36,7 @@ def start(options: Any) -> dict[str, float]:
   arguments = f'--clients_per_round={options.clients_per_round}'
   config, task = recipe.load_task(arguments)
   seconds[DATA] = stage()
-  process = recipe.build(task.model, config.flags())
+  process = recipe.build(task.model_with('own'), config.flags())
   seconds[BUILDING] = stage()
   clients = task.clients('train', process.example_spec)
   seconds[DATA] += stage()

@@ -44,7 +44,9 @@ def build(paper: recipe.Recipe, memory: client_state.ClientState) -> Any:
     max_steps=settings['update_steps'],
     measured=True,
   )
-  return tff_partial.compose(paper.task.model, work=[work], client_state=memory)
+  return tff_partial.compose(
+    paper.task.model_with('own'), work=[work], client_state=memory
+  )
 
 
 def fill(store: client_store.ClientStore, client_ids: list[str]) -> None:

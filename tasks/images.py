@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tasks.task import GROUPS
 from tasks.task import NOBODY
 from tasks.task import OWN
@@ -99,7 +98,7 @@ def build_partial(
   num_groups: int,
   **options: Any,
 ) -> models.PartialModel:
-  """Build a partial model in one of the user forms.
+  """Build a partial model in one of three user forms.
 
   For OWN, what matches `local` is local; for GROUPS there are `num_groups`
   copies of all.
@@ -109,9 +108,4 @@ def build_partial(
     NOBODY: {},
     GROUPS: {'group': '.*', 'num_groups': num_groups},
   }
-  if user not in forms:
-    raise OptionError(
-      f'--user_form={user}: the model has no form {user!r}. Give one of '
-      f'{", ".join(forms)}.'
-    )
   return keras_models.from_keras(build, **forms[user], **options)

@@ -206,9 +206,11 @@ class Options:
 
   Attributes:
     title: The title of their flags in the help.
+    flag_prefix: The prefix of their flags' names.
   """
 
   title: ClassVar[str] = ''
+  flag_prefix: ClassVar[str] = ''
 
   def __post_init__(self) -> None:
     """Check each value by itself, and convert numbers to their types.
@@ -225,10 +227,6 @@ class Options:
           f'{field}: give a {kind.__name__}, found '
           f'{getattr(self, field)!r:.80}.'
         )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of their flags' names."""
-    return ''
 
   def argument(self, field: str) -> str:
     """Return how the command line names one of its own fields.
@@ -267,7 +265,7 @@ class Options:
         may_be_none = True
       yield Choice(
         path=(field.name,),
-        flag=said.flag or f'{self.flag_prefix()}{field.name}',
+        flag=said.flag or f'{self.flag_prefix}{field.name}',
         title=said.group or self.title,
         text=said.text.format(self),
         value=getattr(self, field.name),

@@ -180,10 +180,13 @@ class TaskOptions(Options):
     name: The value of `--task`.
     loader: The function that loads it, `module:name`, which is imported when it
       is called: options do not wait for TensorFlow.
+    releases: True if the task can make a noisy release, of which the loader is
+      told as its last argument.
   """
 
   name: ClassVar[str]
   loader: ClassVar[str]
+  releases: ClassVar[bool] = False
 
   @property
   def spent(self) -> Spent:
@@ -202,4 +205,5 @@ class TaskOptions(Options):
       DataError: If the data are missing or damaged; says where and what to do.
       OptionError: If they cannot be divided as the options require.
     """
-    return pkgutil.resolve_name(self.loader)(self, data, seed, release)
+    given = (release,) if self.releases else ()
+    return pkgutil.resolve_name(self.loader)(self, data, seed, *given)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple, Self, TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -150,6 +151,7 @@ class Task(abc.ABC):
       the examples of all are all users in one table.
     predicts_tokens: True if the task reads tokens and predicts the next of
       each.
+    forms: Those of `USER_FORMS` in which it has a model.
   """
 
   name: str
@@ -162,6 +164,7 @@ class Task(abc.ABC):
   recommends: bool = False
   keeps_tables: bool = False
   predicts_tokens: bool = False
+  forms: tuple[str, ...]
 
   @property
   @abc.abstractmethod
@@ -178,9 +181,8 @@ class Task(abc.ABC):
   def tests(self) -> dict[str, EvaluationClients]:
     """The test clients, by their names in the result."""
 
-  @abc.abstractmethod
   def model_with(self, user: str) -> models.PartialModel:
-    """Build the model in one of `USER_FORMS`.
+    """Return the model in one of its `forms`, which is built once.
 
     Args:
       user: The user form.
@@ -188,6 +190,20 @@ class Task(abc.ABC):
     Raises:
       OptionError: If the task has no such form.
     """
+    if user not in self.forms:
+      raise OptionError(
+        f'--user_form={user}: the model of the task {self.name} has no such '
+        f'form. Choose {", ".join(self.forms)}, or another algorithm.'
+      )
+    return self._models(user)
+
+  @functools.cached_property
+  def _models(self) -> Callable[..., models.PartialModel]:
+    return functools.cache(self._build_model)
+
+  @abc.abstractmethod
+  def _build_model(self, user: str) -> models.PartialModel:
+    """Build the model in one of its `forms`."""
 
   def model_with_features(self, user: str) -> models.PartialModel:
     """Build the model of a user form, with its features as an output.

@@ -27,6 +27,7 @@ class EmnistOptions(TaskOptions):
   name: ClassVar[str] = NAME
   loader: ClassVar[str] = 'tasks.emnist.task:load'
   title: ClassVar[str] = 'Task emnist'
+  flag_prefix: ClassVar[str] = 'emnist_'
 
   edition: str = shared.data_set(MNIST, choices=EDITIONS)
   partition: str = option(
@@ -45,10 +46,6 @@ class EmnistOptions(TaskOptions):
   num_groups: int = option(
     5, 'Copies of the model, for ifca and fed_em.', at_least=2
   )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'emnist_'
 
   def __post_init__(self) -> None:
     """Check that images can be divided."""

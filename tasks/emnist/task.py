@@ -28,8 +28,10 @@ from tasks.emnist.options import WRITERS
 from tasks.errors import OptionError
 from tasks.task import Data
 from tasks.task import FEATURES
+from tasks.task import GROUPS
 from tasks.task import MeasuredByProtocol
-from tasks.task import Release
+from tasks.task import NOBODY
+from tasks.task import OWN
 from tasks.task import SEEN
 from tasks.task import SHIFTED
 from tasks.task import TEST
@@ -68,6 +70,7 @@ class Emnist(MeasuredByProtocol):
   learned_from_training: tuple[str, ...] = ()
   higher_is_better = True
   attribute = 'most frequent label'
+  forms = (OWN, NOBODY, GROUPS, FEATURES, SHIFTED)
 
   def __init__(
     self, images: images_lib.Images, options: EmnistOptions, seed: int
@@ -90,8 +93,7 @@ class Emnist(MeasuredByProtocol):
     self._options = options
     self._seed = seed
 
-  def model_with(self, user: str) -> models.PartialModel:
-    """Build the model, with or without a local part."""
+  def _build_model(self, user: str) -> models.PartialModel:
     options, images = self._options, self.images
     build = functools.partial(
       emnist_models.build_classifier,
@@ -186,15 +188,12 @@ def _hold(
   return partitions.by_owner(images.writers, seed=seed)
 
 
-def load(
-  options: EmnistOptions, data: Data, seed: int, release: Release
-) -> Emnist:
+def load(options: EmnistOptions, data: Data, seed: int) -> Emnist:
   """Load the images and make the task.
 
   Images are in the folder `emnist` below `data_dir`. Synthetic are the small
   digits of scikit-learn, which need no files.
   """
-  del release
   if data.is_synthetic:
     return Emnist(emnist_images.load_digits(), options, seed)
   if options.edition in (FEDERATED, FEMNIST):

@@ -37,11 +37,7 @@ _USERS = 500
 
 
 def popularity(train: np.ndarray) -> Score:
-  """Return the scores of all users: how many users an item has.
-
-  Args:
-    train: Interactions, float32 `[users, items]`, 0 or 1.
-  """
+  """Score items by their users in `train`, 0 or 1, `[users, items]`."""
   counts = train.sum(0)
   return lambda known: np.broadcast_to(counts, known.shape)
 
@@ -98,9 +94,7 @@ def interactions(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Return what is known of each user, `[users, items]`, and held-out items.
 
-  Args:
-    task: The task, of users who took part in training.
-    part: TRAIN, VALIDATION or TEST.
+  The task must measure users who took part in training.
   """
   frame = task.frames[part]
   users, places = np.unique(frame['user_id'], return_inverse=True)
@@ -113,11 +107,7 @@ def interactions(
 
 
 def compare(task: ranking.MovieLensRanking) -> dict[str, dict[str, float]]:
-  """Return the test metrics of popularity and of the best neighbours.
-
-  Args:
-    task: The task, of users who took part in training.
-  """
+  """Return the test metrics of popularity and of the best neighbours."""
   train, _ = interactions(task, TRAIN)
   both = train.T @ train
   of_validation = interactions(task, VALIDATION)
@@ -149,7 +139,6 @@ def main() -> None:
     RankingOptions(data_set=given.data_set, random_tastes=given.random_tastes),
     shared.Data(data_dir=given.data_dir),
     given.seed,
-    shared.Release(),
   )
   for name, found in compare(task).items():
     print(f'{name}: {json.dumps(found)}')

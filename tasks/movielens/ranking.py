@@ -17,7 +17,6 @@ import pandas as pd
 import tensorflow as tf
 
 from tasks import shared_options as shared
-from tasks.errors import OptionError
 from tasks.movielens import data as movielens_data
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
@@ -28,7 +27,6 @@ from tasks.task import EvaluationClients
 from tasks.task import IMPLICIT
 from tasks.task import NOBODY
 from tasks.task import OWN
-from tasks.task import Release
 from tasks.task import Task
 from tasks.task import TEST
 from tasks.task import TRAIN
@@ -58,6 +56,9 @@ class MovieLensRanking(Task):
   name = RankingOptions.name
   selection_metric = 'ndcg_10'
   higher_is_better = True
+  # Exact solves; vectors of users that are trained by gradients, alone or with
+  # a table of items for each user; items alone.
+  forms = (IMPLICIT, OWN, ADDITIVE, NOBODY)
   learned_from_training: tuple[str, ...] = ('list of items',)
 
   def __init__(
@@ -67,7 +68,6 @@ class MovieLensRanking(Task):
     self.ratings = ratings
     self._options = options
     self._seed = seed
-    self._model = functools.cache(self._build_model)
     frame = ratings.frame.assign(rating=np.float32(1.0), is_query=0)
     number = frame.groupby('user_id')['user_id'].transform('size')
     frame = frame[number >= options.min_examples]
@@ -123,26 +123,6 @@ class MovieLensRanking(Task):
   @property
   def tests(self) -> dict[str, EvaluationClients]:
     return {self._options.protocol: self._clients(TEST)}
-
-  def model_with(self, user: str) -> models.PartialModel:
-    """Build the model of a user form.
-
-    Args:
-      user: IMPLICIT for exact solves; OWN for vectors of users that are
-        trained by gradients, ADDITIVE with a table of items for each user, or
-        NOBODY for items alone.
-
-    Raises:
-      OptionError: If it is another.
-    """
-    if user not in (IMPLICIT, OWN, ADDITIVE, NOBODY):
-      raise OptionError(
-        f'--user_form={user}: users of the task {self.name} can have a vector '
-        'of their own, with or without a table of items, one that is solved '
-        'for, or nothing. Choose own, additive, implicit or nobody, or another '
-        'algorithm.'
-      )
-    return self._model(user)
 
   def _build_model(self, user: str) -> models.PartialModel:
     options, num_items = self._options, self.ratings.num_items
@@ -252,10 +232,7 @@ def _with_random_tastes(
   return frame.assign(item_id=np.concatenate(drawn).astype(np.int32))
 
 
-def load(
-  options: RankingOptions, data: Data, seed: int, release: Release
-) -> MovieLensRanking:
+def load(options: RankingOptions, data: Data, seed: int) -> MovieLensRanking:
   """Load the ratings, as the task movielens does, and make the task."""
-  del release
   ratings = movielens.load_ratings(data, options.data_set)
   return MovieLensRanking(ratings, options, seed)

@@ -30,7 +30,6 @@ from tasks.task import OWN
 from tasks.task import POSTERIOR
 from tasks.task import PUBLIC_POSTERIOR
 from tasks.task import Recommendation
-from tasks.task import Release
 from tasks.task import TABLE
 from tasks.task import TEST
 from tasks.task import TRAIN
@@ -68,6 +67,7 @@ class MovieLens(MeasuredByProtocol):
   selection_metric = 'rmse'
   higher_is_better = False
   recommends = True
+  forms = (OWN, TABLE, NOBODY, POSTERIOR, PUBLIC_POSTERIOR)
   learned_from_training: tuple[str, ...] = ('list of items', 'scale of ratings')
 
   def __init__(
@@ -100,24 +100,8 @@ class MovieLens(MeasuredByProtocol):
       zip(_FRACTIONS, frames, strict=True)
     )
     self._seed = seed
-    self._model = functools.cache(self._build_model)
     # Users are numbered as rows of a table.
     self._users = pd.Index(np.unique(ratings.frame['user_id']))
-
-  @property
-  def model(self) -> models.PartialModel:
-    """Partially local model, with the user's weights local."""
-    return self.model_with(OWN)
-
-  def model_with(self, user: str) -> models.PartialModel:
-    """Build the model with local, tabled or shared user weights."""
-    if user not in (OWN, TABLE, NOBODY, POSTERIOR, PUBLIC_POSTERIOR):
-      raise OptionError(
-        f'--user_form={user}: users of the task {self.name} can have a vector '
-        'of their own, a posterior, a row of a table, or nothing. Choose own, '
-        'posterior, table or nobody, or another algorithm.'
-      )
-    return self._model(user)
 
   def _build_model(self, user: str) -> models.PartialModel:
     options = self._options
@@ -355,12 +339,9 @@ def load_ratings(data: Data, data_set: str) -> movielens_data.Ratings:
   return movielens_data.load(data_folder(data, data_set), data_set)
 
 
-def load(
-  options: MovieLensOptions, data: Data, seed: int, release: Release
-) -> MovieLens:
+def load(options: MovieLensOptions, data: Data, seed: int) -> MovieLens:
   """Load the ratings and make the task.
 
   Data are in the folder `movielens/<data_set>` below `data_dir`.
   """
-  del release
   return MovieLens(load_ratings(data, options.data_set), options, seed)

@@ -20,6 +20,7 @@ class VocabularyOptions(Options):
   """Options that choose the words of the vocabulary."""
 
   title: ClassVar[str] = 'Task next_word'
+  flag_prefix: ClassVar[str] = 'next_word_'
 
   vocabulary_size: int = option(
     1000, 'V, how many words have a number of their own.', at_least=1
@@ -45,10 +46,6 @@ class VocabularyOptions(Options):
   words_per_user: int = detail(
     100, 'For how many words a user counts there, at most.', at_least=1
   )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'next_word_'
 
   def __post_init__(self) -> None:
     """Raise an error for noise that would protect no one.
@@ -92,6 +89,7 @@ class NextWordSizes(Options):
   """Architecture and sizes of the model."""
 
   title: ClassVar[str] = 'Task next_word'
+  flag_prefix: ClassVar[str] = 'next_word_'
 
   architecture: str = shared.model(LSTM, choices=(LSTM, TRANSFORMER))
   embedding: int = option(
@@ -104,10 +102,6 @@ class NextWordSizes(Options):
     32, 'Length of what is made of them, on which the output rests.', at_least=1
   )
 
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'next_word_'
-
 
 @dataclasses.dataclass(frozen=True)
 class NextWordOptions(TaskOptions):
@@ -115,7 +109,9 @@ class NextWordOptions(TaskOptions):
 
   name: ClassVar[str] = 'next_word'
   loader: ClassVar[str] = 'tasks.next_word.task:load'
+  releases: ClassVar[bool] = True
   title: ClassVar[str] = 'Task next_word'
+  flag_prefix: ClassVar[str] = 'next_word_'
 
   corpus: str = shared.data_set('lean_chat')
   protocol: str = shared.protocol(UNSEEN)
@@ -127,10 +123,6 @@ class NextWordOptions(TaskOptions):
   max_users: int | None = shared.users(None)
   vocabulary: VocabularyOptions = VocabularyOptions()
   sizes: NextWordSizes = NextWordSizes()
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'next_word_'
 
   @property
   def spent(self) -> Spent:

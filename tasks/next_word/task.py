@@ -16,7 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tasks.next_word import clients as clients_lib
 from tasks.next_word import corpora
 from tasks.next_word import losses
@@ -59,6 +58,8 @@ class NextWord(Task):
   selection_metric = 'accuracy'
   higher_is_better = True
   predicts_tokens = True
+  # Buckets with local vectors, or shared ones.
+  forms = (OWN, NOBODY, FEATURES)
 
   def __init__(
     self,
@@ -90,7 +91,6 @@ class NextWord(Task):
     self._is_released = options.vocabulary.is_private and (
       release.kept is not None or release.keep is not None
     )
-    self._model = functools.cache(self._build_model)
 
   @property
   def released(self) -> str:
@@ -129,33 +129,18 @@ class NextWord(Task):
       **parts_lib.describe(self.parts),
     }
 
-  def model_with(self, user: str) -> models.PartialModel:
-    """Build the model.
-
-    Args:
-      user: OWN for buckets with local vectors, NOBODY for shared ones, or
-        FEATURES for shared ones and features as an output.
-
-    Raises:
-      OptionError: If `user` is another form.
-    """
-    if user == FEATURES:
-      return self.model_with_features(NOBODY)
-    return self._model(user, False)
-
   def model_with_features(self, user: str) -> models.PartialModel:
-    return self._model(user, True)
+    if user == OWN:
+      return self._models(OWN, features=True)
+    return self.model_with(FEATURES if user == NOBODY else user)
 
   def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return labels, losses.is_target(self.words.tokens, labels)
 
-  def _build_model(self, user: str, features: bool) -> models.PartialModel:
-    if user not in (OWN, NOBODY):
-      raise OptionError(
-        f'--user_form={user}: what users of the task {self.name} can have of '
-        'their own are the vectors of words outside the vocabulary. Choose '
-        'own, or nobody, for vectors that all share.'
-      )
+  def _build_model(
+    self, user: str, features: bool = False
+  ) -> models.PartialModel:
+    features = features or user == FEATURES
     sizes = self._options.sizes
     tokens, length = self.words.tokens, self._options.max_tokens
     loss = losses.build_loss(tokens)

@@ -16,7 +16,6 @@ from tasks.preference.options import IMBALANCED
 from tasks.preference.options import MnistOptions
 from tasks.preference.task import PreferenceTask
 from tasks.task import Data
-from tasks.task import Release
 
 # Share of the users that like each digit.
 SHARES = {
@@ -46,15 +45,12 @@ class MnistPreference(PreferenceTask):
     )
 
 
-def load(
-  options: MnistOptions, data: Data, seed: int, release: Release
-) -> MnistPreference:
+def load(options: MnistOptions, data: Data, seed: int) -> MnistPreference:
   """Load the images and make the task.
 
   Images are in the folder `emnist` below `data_dir`, of which the training
   images are used. Synthetic are the small digits of scikit-learn.
   """
-  del release
   if data.is_synthetic:
     images = emnist_images.load_digits()
   else:

@@ -17,6 +17,7 @@ class PreferenceOptions(TaskOptions):
   """Options of such a task; the defaults are the paper's."""
 
   title: ClassVar[str] = 'Tasks mnist_preference and speech_preference'
+  flag_prefix: ClassVar[str] = 'preference_'
 
   shares: str = option(
     BALANCED,
@@ -60,10 +61,6 @@ class PreferenceOptions(TaskOptions):
     at_least=0,
     at_most=1,
   )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'preference_'
 
   def __post_init__(self) -> None:
     """Check the spread."""

@@ -21,7 +21,6 @@ from tasks.preference.options import BALANCED
 from tasks.preference.options import SpeechOptions
 from tasks.preference.task import PreferenceTask
 from tasks.task import Data
-from tasks.task import Release
 
 # Shares of users who like the voices 0 and 5, for imbalanced users.
 _COMMON_SHARES = {0: 0.2, 5: 0.08}
@@ -78,14 +77,11 @@ def shares_of(shares: str, num_voices: int) -> list[float]:
   return found
 
 
-def load(
-  options: SpeechOptions, data: Data, seed: int, release: Release
-) -> SpeechPreference:
+def load(options: SpeechOptions, data: Data, seed: int) -> SpeechPreference:
   """Load the recordings, make the voices and the task.
 
   Recordings are in the folder `speech` below `data_dir`.
   """
-  del release
   if data.is_synthetic:
     corpus, num_users = speech_synthetic.generate(), _FEW_USERS
   else:

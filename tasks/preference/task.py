@@ -22,9 +22,12 @@ from tasks.preference import models as preference_models
 from tasks.preference import preferences
 from tasks.preference.options import PreferenceOptions
 from tasks.task import CLUSTERS
+from tasks.task import GROUPS
 from tasks.task import HEAD_CLUSTERS
 from tasks.task import HEADS
 from tasks.task import MeasuredByProtocol
+from tasks.task import NOBODY
+from tasks.task import OWN
 from tasks.task import OWN_HEAD
 from tasks.task import SEEN
 from tasks.task import TEST
@@ -55,6 +58,7 @@ class PreferenceTask(MeasuredByProtocol):
   protocol = SEEN
   attribute = 'what the user likes'
   own_weights = preference_models.PERSONAL
+  forms = (OWN, NOBODY, GROUPS, HEADS, OWN_HEAD, CLUSTERS, HEAD_CLUSTERS)
 
   def __init__(
     self,
@@ -121,7 +125,7 @@ class PreferenceTask(MeasuredByProtocol):
     self._seed = seed
     self._build_encoder = build_encoder
 
-  def model_with(self, user: str) -> models.PartialModel:
+  def _build_model(self, user: str) -> models.PartialModel:
     """Build FedEmbed's model, with a single head or with all heads."""
     options = self._options
     shape, ink = self.images.shape, self.images.ink

@@ -118,6 +118,7 @@ class RatingsOptions(FactorizationOptions):
   name: ClassVar[str] = NAME
   loader: ClassVar[str] = 'tasks.ratings.task:load'
   title: ClassVar[str] = 'Task ratings'
+  flag_prefix: ClassVar[str] = 'ratings_'
 
   csv: Csv = Csv()
   min_per_user: int = shared.min_examples(2, at_least=2)
@@ -130,7 +131,3 @@ class RatingsOptions(FactorizationOptions):
   l2: float = shared.l2(0.05)
   clip_predictions: bool = shared.clip_predictions(True)
   ends: Ends = Ends()
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'ratings_'

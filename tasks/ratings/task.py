@@ -26,7 +26,6 @@ from tasks.ratings.options import NAME
 from tasks.ratings.options import RatingsOptions
 from tasks.task import Data
 from tasks.task import EvaluationClients
-from tasks.task import Release
 from tasks.task import UNSEEN
 from tff_partial.data import examples
 from tff_partial.data import populations
@@ -114,11 +113,8 @@ class RatingsTask(movielens.MovieLens):
     return super()._pack(named, example_spec, min_examples)
 
 
-def load(
-  options: RatingsOptions, data: Data, seed: int, release: Release
-) -> RatingsTask:
+def load(options: RatingsOptions, data: Data, seed: int) -> RatingsTask:
   """Read the ratings and make the task."""
-  del release
   if data.is_synthetic and options.csv.file:
     raise OptionError(
       f'--csv={options.csv.file}: a run with --data=synthetic reads no file. '

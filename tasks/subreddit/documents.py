@@ -9,7 +9,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tasks.errors import DataError
-from tasks.errors import OptionError
 from tasks.files import text_encoding
 from tasks.subreddit import data as subreddit_data
 from tasks.subreddit import models as subreddit_models
@@ -71,6 +70,7 @@ class DocumentTask(Task):
   higher_is_better = True
   learned_from_training: tuple[str, ...] = ('vocabulary',)
   own_weights = subreddit_models.LOCAL_WEIGHTS
+  forms = (OWN, TABLE, NOBODY)
 
   def __init__(
     self,
@@ -95,29 +95,6 @@ class DocumentTask(Task):
     )
     self._options = options
     self._seed = seed
-    self._model = functools.cache(self._build_model)
-
-  @property
-  def model(self) -> models.PartialModel:
-    """Partially local model, with a local user vector."""
-    return self.model_with(OWN)
-
-  def model_with(self, user: str) -> models.PartialModel:
-    """Build the model with local, tabled or no user vectors.
-
-    Args:
-      user: OWN, TABLE, or NOBODY for a model without authors.
-
-    Raises:
-      OptionError: If it is another.
-    """
-    if user not in (OWN, TABLE, NOBODY):
-      raise OptionError(
-        f'--user_form={user}: authors of the task {self.name} can have a '
-        'vector of their own, a row of a table, or nothing. Choose own, table '
-        'or nobody, or another algorithm.'
-      )
-    return self._model(user)
 
   def _build_model(self, user: str) -> models.PartialModel:
     return tff_partial.from_keras(

@@ -22,7 +22,6 @@ from tasks.subreddit.options import DocumentOptions
 from tasks.subreddit.options import StickerOptions
 from tasks.subreddit.options import SubredditOptions
 from tasks.task import Data
-from tasks.task import Release
 
 
 class Subreddit(DocumentTask):
@@ -70,14 +69,11 @@ class Sticker(DocumentTask):
     )
 
 
-def load(
-  options: DocumentOptions, data: Data, seed: int, release: Release
-) -> DocumentTask:
+def load(options: DocumentOptions, data: Data, seed: int) -> DocumentTask:
   """Load the documents and make the task.
 
   Of invented documents no author is left out.
   """
-  del release
   task: type[DocumentTask] = Subreddit
   read: Callable[..., subreddit_data.Documents] = subreddit_data.load_comments
   invent: Callable[[], subreddit_data.Documents] = subreddit_synthetic.comments

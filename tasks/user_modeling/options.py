@@ -20,6 +20,7 @@ class UserModelingOptions(TaskOptions):
   """Options of such a task; the defaults are the paper's."""
 
   title: ClassVar[str] = 'Tasks assist and movielens_hpfl'
+  flag_prefix: ClassVar[str] = 'user_model_'
 
   model: str = shared.model(GUM, choices=MODELS)
   biases: bool = shared.biases(False)
@@ -40,10 +41,6 @@ class UserModelingOptions(TaskOptions):
   repeat: int = option(
     0, 'Which of the random divisions of the records; the paper has five.'
   )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags."""
-    return 'user_model_'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tasks.movielens import task as movielens
 from tasks.task import Data
 from tasks.task import EvaluationClients
 from tasks.task import OWN
 from tasks.task import OwnModel
-from tasks.task import Release
 from tasks.task import SEEN
 from tasks.task import TABLE
 from tasks.task import Task
@@ -63,6 +61,7 @@ class UserModeling(Task):
   selection_metric = 'rmse'
   higher_is_better = False
   keeps_tables = True
+  forms = (OWN, TABLE)
 
   def __init__(
     self,
@@ -84,7 +83,6 @@ class UserModeling(Task):
     self._seed = seed
     self._parts = parts.divided(records, seed=seed, repeat=options.repeat)
     self._clients = clients_lib.ManyUserClients(records, self._parts)
-    self._model = functools.cache(self._build_model)
 
   @property
   def validation(self) -> EvaluationClients:
@@ -104,17 +102,8 @@ class UserModeling(Task):
 
   # ---- the model -------------------------------------------------------------
 
-  def model_with(self, user: str) -> models.PartialModel:
-    """Build the model with tables at the clients, or one of all clients."""
-    if user not in (OWN, TABLE):
-      raise OptionError(
-        f'--user_form={user}: clients of the task {self.name} have many users, '
-        'whose weights are in tables. Choose own, for tables that clients '
-        'keep, or table, for one at the server.'
-      )
-    return self._model(user)
-
   def _build_model(self, user: str) -> models.PartialModel:
+    """Build the model with tables at the clients, or one of all clients."""
     options, records = self._options, self.records
     own: list[str] = []
     num_users, num_items = int(self._clients.num_users.sum()), records.num_items
@@ -237,14 +226,11 @@ def _hidden(
   return found
 
 
-def load_assist(
-  options: AssistOptions, data: Data, seed: int, release: Release
-) -> UserModeling:
+def load_assist(options: AssistOptions, data: Data, seed: int) -> UserModeling:
   """Load the answers and make the task.
 
   Answers are in the folder `assistments` below `data_dir`.
   """
-  del release
   if data.is_synthetic:
     return UserModeling(options.name, synthetic.generate(), options, seed)
   found = assist_files.load(data.data_dir or '')
@@ -252,13 +238,12 @@ def load_assist(
 
 
 def load_movielens(
-  options: MovielensOptions, data: Data, seed: int, release: Release
+  options: MovielensOptions, data: Data, seed: int
 ) -> UserModeling:
   """Load the ratings and make the task.
 
   Ratings are in the folder `movielens/ml-100k` below `data_dir`.
   """
-  del release
   if data.is_synthetic:
     found = synthetic.generate(five_points=True)
     return UserModeling(options.name, found, options, seed)

@@ -140,6 +140,7 @@ class Hpfl(Options):
   """Options of drafts and public components, section 4 of HPFL."""
 
   title: ClassVar[str] = 'Algorithms hpfl, hpfl_k and hpfl_r'
+  flag_prefix: ClassVar[str] = 'hpfl_'
 
   drafts: str = option(
     CENTERS,
@@ -173,10 +174,6 @@ class Hpfl(Options):
     'or by its inverse, so that near centers count more.',
     choices=(PRINTED, INVERSE),
   )
-
-  def flag_prefix(self) -> str:
-    """Return the prefix of the flags' names."""
-    return 'hpfl_'
 
   @property
   def by_nearness(self) -> bool:

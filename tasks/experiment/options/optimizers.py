@@ -52,7 +52,8 @@ class Optimizer(Options):
     0.1, 'Learning rate for {0.what}.', at_least=0, is_common=True
   )
 
-  def flag_prefix(self) -> str:
+  @property
+  def flag_prefix(self) -> str:  # type: ignore[override]
     """Return the prefix of its flags' names."""
     return f'{self.name}_'
 

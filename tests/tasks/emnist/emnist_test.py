@@ -117,7 +117,7 @@ def test_the_last_layer_may_be_the_users(kind, own):
   assert not list(task.model_with('nobody').trainable('local'))
   (shift,) = task.model_with('shifted').trainable('local')
   assert shift.name == 'shift/own'
-  with pytest.raises(OptionError, match="no form 'table'"):
+  with pytest.raises(OptionError, match='--user_form=table: the model of the'):
     task.model_with('table')
 
 

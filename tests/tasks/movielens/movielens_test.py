@@ -49,12 +49,14 @@ def fixture_seen():
 def _client(task: movielens.MovieLens, part: str, user: str, spec=None) -> dict:
   """A user's real examples, as a computation gets them."""
   return real_examples(
-    task.clients(part, spec or task.model.example_spec), user
+    task.clients(part, spec or task.model_with('own').example_spec), user
   )
 
 
 def _trained(task: movielens.MovieLens) -> list[str]:
-  return list(task.clients('train', task.model.example_spec).client_ids)
+  return list(
+    task.clients('train', task.model_with('own').example_spec).client_ids
+  )
 
 
 # ---- users that were never seen ----------------------------------------------
@@ -64,7 +66,7 @@ def _trained(task: movielens.MovieLens) -> list[str]:
 @pytest.mark.parametrize('known, after', [(0, 3), (2, 2), (3, 5)])
 def test_the_mean_of_known_ratings_by_hand(unseen, known, after):
   task = unseen
-  clients = task.clients('test', task.model.example_spec).client_ids
+  clients = task.clients('test', task.model_with('own').example_spec).client_ids
   of_training = np.concatenate(
     [_client(task, 'train', user)['y'] for user in _trained(task)]
   ).mean()
@@ -83,7 +85,9 @@ def test_the_mean_of_known_ratings_by_hand(unseen, known, after):
 
 @pytest.mark.slow
 def test_users_are_divided(unseen):
-  clients = [unseen.clients(p, unseen.model.example_spec) for p in _PARTS]
+  clients = [
+    unseen.clients(p, unseen.model_with('own').example_spec) for p in _PARTS
+  ]
   assert [len(c) for c in clients] == [480, 60, 60]
   users = [set(c.client_ids) for c in clients]
   assert len(set.union(*users)) == 600
@@ -115,7 +119,7 @@ def test_the_counts_are_those_of_the_parts(unseen):
   assert counts['name'] == 'synthetic'
   assert [counts[part]['users'] for part in _PARTS] == [480, 60, 60]
   for part in _PARTS:
-    clients = unseen.clients(part, unseen.model.example_spec)
+    clients = unseen.clients(part, unseen.model_with('own').example_spec)
     assert counts[part]['ratings'] == clients.num_examples
   # No user of the invented ones has more ratings than are used.
   assert counts['ratings'] == sum(counts[p]['ratings'] for p in _PARTS)
@@ -126,7 +130,7 @@ def test_the_counts_are_those_of_the_parts(unseen):
 def test_examples_are_the_users_ratings(unseen):
   frame = unseen.ratings.frame
   for part in _PARTS:
-    ids = unseen.clients(part, unseen.model.example_spec).client_ids
+    ids = unseen.clients(part, unseen.model_with('own').example_spec).client_ids
     for user in ids[:3]:
       mine = frame[frame['user_id'] == int(user)]
       found = _client(unseen, part, user)
@@ -142,7 +146,7 @@ def test_examples_are_the_users_ratings(unseen):
 @pytest.mark.slow
 def test_the_seed_divides_and_shuffles(unseen):
   def ids(task):
-    return task.clients('test', task.model.example_spec).client_ids
+    return task.clients('test', task.model_with('own').example_spec).client_ids
 
   again, other = _make(), _make(seed=1)
   assert ids(again) == ids(unseen) != ids(other)
@@ -152,7 +156,7 @@ def test_the_seed_divides_and_shuffles(unseen):
   part = next(
     p
     for p in _PARTS
-    if user in other.clients(p, other.model.example_spec).client_ids
+    if user in other.clients(p, other.model_with('own').example_spec).client_ids
   )
   assert list(_client(other, part, user)['x']) != list(found['x'])
 
@@ -166,12 +170,12 @@ def test_users_are_measured_on_later_ratings(seen):
   split = seen.tests['seen'].split
   support, query = split
   process_spec = client_work.example_spec_of(
-    seen.model, [phases.Phase(on=support), phases.Phase(on=query)]
+    seen.model_with('own'), [phases.Phase(on=support), phases.Phase(on=query)]
   )
   assert 'is_query' in process_spec
-  assert 'is_query' not in seen.model.example_spec
+  assert 'is_query' not in seen.model_with('own').example_spec
   frame = seen.ratings.frame
-  ids = seen.clients('train', seen.model.example_spec).client_ids
+  ids = seen.clients('train', seen.model_with('own').example_spec).client_ids
   assert len(ids) == 600
   for user in ids[:5]:
     mine = frame[frame['user_id'] == int(user)]
@@ -203,7 +207,7 @@ def test_users_are_measured_on_later_ratings(seen):
 
 def _first_weights(task: movielens.MovieLens):
   with tff_partial.runtimes.cohort(jit=False):
-    return client_work.initial_weights(task.model)()
+    return client_work.initial_weights(task.model_with('own'))()
 
 
 @pytest.mark.slow
@@ -211,13 +215,15 @@ def test_predictions_may_be_centred():
   plain, centred = _make(), _make(centred=True)
   frames = [
     _client(centred, 'train', user)['y']
-    for user in centred.clients('train', centred.model.example_spec).client_ids
+    for user in centred.clients(
+      'train', centred.model_with('own').example_spec
+    ).client_ids
   ]
   mean = np.concatenate(frames).mean()
   items = np.arange(5, dtype=np.int32)
   weights = _first_weights(plain)
   predictions = [
-    _predict(task.model, weights, [0.0, 0.0, 0.0], items)
+    _predict(task.model_with('own'), weights, [0.0, 0.0, 0.0], items)
     for task in (plain, centred)
   ]
   np.testing.assert_allclose(predictions[0], 0.0, atol=1e-6)
@@ -236,7 +242,7 @@ def _predict(model, weights, vector, items) -> np.ndarray:
 @pytest.fixture(scope='module', name='personal')
 def fixture_personal(unseen):
   return tff_partial.algorithms.build_fed_recon_eval(
-    unseen.model,
+    unseen.model_with('own'),
     split=splits.same(),
     reconstruction_steps=20,
     reconstruction_optimizer=phases.sgd(0.5),
@@ -292,7 +298,7 @@ def test_recommendations_follow_from_all_of_the_users_ratings(unseen, personal):
   found = _recommend(unseen, personal, '17', 3)
   unrated = np.setdiff1d(np.arange(200), rated['item_id']).astype(np.int32)
   scores = _predict(
-    unseen.model, weights, local['user_embedding/vector'], unrated
+    unseen.model_with('own'), weights, local['user_embedding/vector'], unrated
   )
   best = unrated[np.argsort(-scores, kind='stable')[:3]]
   assert [item.item_id for item in found] == list(best)

@@ -130,7 +130,7 @@ def test_what_all_learn_alike_begins_with_no_other_learned_values():
 
 
 def test_there_is_no_table_of_all_users():
-  with pytest.raises(OptionError, match='--user_form=table: what users of the'):
+  with pytest.raises(OptionError, match='--user_form=table: the model of the'):
     _task().model_with(TABLE)
 
 

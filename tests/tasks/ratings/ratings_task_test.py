@@ -290,7 +290,7 @@ def fixture_task() -> ratings_task.RatingsTask:
 
 def test_users_are_divided_and_have_their_names(task):
   parts = [
-    task.clients(part, task.model.example_spec)
+    task.clients(part, task.model_with('own').example_spec)
     for part in ('train', 'validation', 'test')
   ]
   assert [len(part) for part in parts] == [480, 60, 60]
@@ -302,7 +302,7 @@ def test_users_are_divided_and_have_their_names(task):
 
 
 def test_a_users_ratings_stand_in_the_order_of_time(task):
-  clients = task.clients('test', task.model.example_spec)
+  clients = task.clients('test', task.model_with('own').example_spec)
   user = clients.client_ids[0]
   mine = task.rated_by(user).set_index('item_id')['timestamp']
   times = mine[real_examples(clients, user)['x']].to_numpy()
@@ -371,7 +371,9 @@ def test_metrics_by_hand():
 
 
 def test_other_forms_of_the_model_are_refused(task):
-  with pytest.raises(OptionError, match='--user_form=features: users of the'):
+  with pytest.raises(
+    OptionError, match='--user_form=features: the model of the'
+  ):
     task.model_with('features')
 
 

@@ -76,7 +76,7 @@ def _texts_of(task, encoded: np.ndarray) -> list[str]:
 
 @pytest.mark.slow
 def test_examples_are_the_authors_comments(task):
-  spec = task.model.example_spec
+  spec = task.model_with('own').example_spec
   found = []
   clients = {part: task.clients(part, spec) for part in ('train', 'test')}
   author = clients['test'].client_ids[0]
@@ -94,7 +94,7 @@ def test_examples_are_the_authors_comments(task):
 
 
 def test_who_personalises_first_comes_with_its_training_comments(task):
-  spec = task.model.example_spec
+  spec = task.model_with('own').example_spec
   marked = {**spec, 'is_query': tf.TensorSpec([], tf.int32)}
   author = task.clients('test', spec).client_ids[0]
   found = _client(task, 'test', author, marked)
@@ -106,12 +106,14 @@ def test_who_personalises_first_comes_with_its_training_comments(task):
 
 
 def test_a_form_that_documents_have_no_model_in_is_refused(task):
-  with pytest.raises(OptionError, match='--user_form=features: authors of the'):
+  with pytest.raises(
+    OptionError, match='--user_form=features: the model of the'
+  ):
     task.model_with('features')
 
 
 def test_everybody_in_training_is_measured_and_nobody_new_trains(task):
-  spec = task.model.example_spec
+  spec = task.model_with('own').example_spec
   train, test, new = (
     set(task.clients(part, spec).client_ids)
     for part in ('train', 'test', 'new')
@@ -138,7 +140,7 @@ def test_the_tests_are_of_authors_seen_and_new(task):
 def test_without_authors_held_out_nobody_is_new(sticker):
   assert list(sticker.tests) == ['seen', 'mixed']
   with pytest.raises(DataError, match="the part 'new' has no documents"):
-    sticker.clients('new', sticker.model.example_spec)
+    sticker.clients('new', sticker.model_with('own').example_spec)
 
 
 @pytest.mark.slow
@@ -147,7 +149,7 @@ def test_the_table_is_told_who_writes(task):
   author = task.documents.authors.index(_AUTHOR)
   mine = _client(task, 'train', _AUTHOR, spec)
   assert set(mine['x']['user'].tolist()) == {author}
-  own = _client(task, 'train', _AUTHOR, task.model.example_spec)
+  own = _client(task, 'train', _AUTHOR, task.model_with('own').example_spec)
   np.testing.assert_array_equal(mine['x']['text'], own['x'])
 
 
@@ -159,7 +161,9 @@ def test_who_drifts_is_told_when_it_writes():
     dataclasses.replace(_options(), sizes=sizes),
     0,
   )
-  spec = dict(task.model.example_spec, time=tf.TensorSpec([], tf.int64))
+  spec = dict(
+    task.model_with('own').example_spec, time=tf.TensorSpec([], tf.int64)
+  )
   mine = _client(task, 'train', _AUTHOR, spec)
   assert sorted(mine['x']) == ['text', 'when']
   by_time = mine['x']['when'][np.argsort(mine['time'])]
@@ -169,7 +173,9 @@ def test_who_drifts_is_told_when_it_writes():
 
 
 def test_a_split_by_time_gets_the_times(task):
-  spec = dict(task.model.example_spec, time=tf.TensorSpec([], tf.int64))
+  spec = dict(
+    task.model_with('own').example_spec, time=tf.TensorSpec([], tf.int64)
+  )
   mine = _client(task, 'train', _AUTHOR, spec)
   rows = task.documents.author == task.documents.authors.index(_AUTHOR)
   assert set(mine['time']) <= set(task.documents.time[rows])
@@ -185,13 +191,15 @@ def test_characters_are_learned_from_training_alone():
 
 
 def test_authors_are_coloured_by_training_alone(task, sticker):
-  spec = task.model.example_spec
+  spec = task.model_with('own').example_spec
   attribute = task.attributes
   assert set(attribute) == set(task.clients('train', spec).client_ids)
   labels = _client(task, 'train', _AUTHOR, spec)['y']
   most = np.bincount(labels).argmax()
   assert attribute[_AUTHOR] == task.documents.labels[most]
-  clicks = _client(sticker, 'train', 'user0003', sticker.model.example_spec)
+  clicks = _client(
+    sticker, 'train', 'user0003', sticker.model_with('own').example_spec
+  )
   share = float(sticker.attributes['user0003'])
   assert share == pytest.approx(clicks['y'].mean(), abs=0.0501)
 
@@ -250,7 +258,7 @@ def _train(
 @pytest.mark.slow
 def test_furl_beats_predictors_without_text(task):
   # Neither the text nor the author alone tells the subreddit.
-  measured = _train(task, task.model, 60, 3.0, 0.02)
+  measured = _train(task, task.model_with('own'), 60, 3.0, 0.02)
   without = task.from_labels_alone(0, 5)['author_majority']['seen']
   assert measured['accuracy'] > without + 0.02
 
@@ -258,7 +266,7 @@ def test_furl_beats_predictors_without_text(task):
 @pytest.mark.slow
 def test_the_area_grows_with_training(sticker):
   # On the training messages: of others there are too few for a steady area.
-  model = sticker.model
+  model = sticker.model_with('own')
   before, after = (
     _train(sticker, model, rounds, 3.0, 0.005, part='train')['auc']
     for rounds in (1, 40)
