@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import tempfile
+from typing import Any
 import urllib.request
 
 import numpy as np
@@ -25,6 +26,7 @@ import tensorflow as tf
 
 from tasks.errors import DataError
 from tasks.movielens import files as movielens_files
+from tff_partial.data import partitions
 
 OFFICIAL_ADDRESS = 'https://files.grouplens.org/datasets/movielens/'
 
@@ -68,17 +70,12 @@ class Ratings:
     """Number of items that at least one user rates."""
     return len(self.item_titles)
 
-  @property
-  def num_users(self) -> int:
-    """Number of users with at least one rating."""
-    return int(self.frame['user_id'].nunique())
-
 
 def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
   """Read a MovieLens data set from its original files."""
   place, layout = movielens_files.locate(folder, name)
   table = layout.ratings.read(place)
-  titles = movielens_files.read_titles(place, layout)
+  titles, attributes = movielens_files.read_items(place, layout)
   users = movielens_files.read_users(place, layout)
   rated = table['item_id'].drop_duplicates().to_numpy()
   _check_described(rated, titles, 'item', layout.items.name, place)
@@ -87,7 +84,6 @@ def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
     _check_described(raters, users['user_id'], 'user', layout.users.name, place)
   name = layout.name or name or place.resolve().name
   ratings = assemble(name, table, titles, users, layout.scale)
-  attributes = movielens_files.read_attributes(place, layout)
   return dataclasses.replace(
     ratings,
     item_attributes=attributes.loc[ratings.original_item_ids].to_numpy(),
@@ -163,9 +159,8 @@ def download(
   return target / name
 
 
-def describe(ratings: Ratings | pd.DataFrame) -> dict[str, int]:
+def describe(frame: pd.DataFrame) -> dict[str, int]:
   """Count ratings, users and items; the keys are these names."""
-  frame = _frame(ratings)
   return {
     'ratings': len(frame),
     'users': int(frame['user_id'].nunique()),
@@ -174,7 +169,7 @@ def describe(ratings: Ratings | pd.DataFrame) -> dict[str, int]:
 
 
 def split_users(
-  ratings: Ratings | pd.DataFrame,
+  frame: pd.DataFrame,
   fractions: Sequence[float] = (0.8, 0.1, 0.1),
   seed: int = 0,
 ) -> tuple[pd.DataFrame, ...]:
@@ -183,29 +178,24 @@ def split_users(
   The first parts end at the rounded multiples of their summed fractions, so
   that 6,040 users become 4,832, 604 and 604 (FedRecon, section 5.1).
   """
-  frame = _frame(ratings)
-  ends = _ends(fractions)
   user_ids = np.unique(frame['user_id'].to_numpy())
   shuffled = generator(seed, _SPLIT_USERS).permutation(user_ids)
-  bounds = [0, *np.rint(ends * len(user_ids)).astype(int)]
+  ends = np.rint(np.cumsum(fractions)[:-1] * len(user_ids)).astype(int)
   parts = []
-  for fraction, begin, end in zip(
-    fractions, bounds[:-1], bounds[1:], strict=True
-  ):
-    if fraction > 0 and begin == end:
+  for fraction, users in zip(fractions, np.split(shuffled, ends), strict=True):
+    if fraction > 0 and not len(users):
       raise DataError(
         f'{len(user_ids)} users cannot be divided into the shares '
         f'{tuple(fractions)}: the share {fraction} would have no user. Use '
         'more users or a larger share.'
       )
-    mine = np.isin(frame['user_id'].to_numpy(), shuffled[begin:end])
+    mine = np.isin(frame['user_id'].to_numpy(), users)
     parts.append(frame[mine].reset_index(drop=True))
   return tuple(parts)
 
 
 def split_by_time(
-  ratings: Ratings | pd.DataFrame,
-  fractions: Sequence[float] = (0.8, 0.1, 0.1),
+  frame: pd.DataFrame, fractions: Sequence[float] = (0.8, 0.1, 0.1)
 ) -> tuple[pd.DataFrame, ...]:
   """Divide each user's ratings by time: the first part has the oldest ones.
 
@@ -216,47 +206,37 @@ def split_by_time(
   Returns a frame for each part, sorted by user, then time. Ratings of the same
   second keep their order.
   """
-  frame = _frame(ratings)
-  ends = _ends(fractions)
-  user_ids = frame['user_id'].to_numpy()
-  order = np.lexsort((frame['timestamp'].to_numpy(), user_ids))
+  order = np.lexsort((frame['timestamp'], frame['user_id']))
   frame = frame.iloc[order]
-  starts, counts = _runs(user_ids[order])
-  position = np.arange(len(frame)) - np.repeat(starts, counts)
-  parts = []
-  begin = np.zeros_like(counts)
-  for end in ends:
-    # The small number keeps a product such as 0.7 * 10 from falling below 7.
-    until = np.maximum(np.floor(counts * end + 1e-9).astype(int), 1)
-    mine = (position >= np.repeat(begin, counts)) & (
-      position < np.repeat(until, counts)
-    )
-    parts.append(frame[mine].reset_index(drop=True))
-    begin = until
-  return tuple(parts)
+  rows: Any = frame.groupby('user_id').indices
+  return tuple(
+    _of_users(frame, part.values())
+    for part in partitions.split_examples(rows, fractions)
+  )
 
 
 def limit_per_user(
-  ratings: Ratings | pd.DataFrame,
-  max_examples: int | None = 300,
-  seed: int = 0,
+  frame: pd.DataFrame, max_examples: int | None = 300, seed: int = 0
 ) -> pd.DataFrame:
   """Shuffle each user's ratings and keep the first of them.
 
   Each user has a separate generator, so that a user's ratings do not depend on
   which other users there are (FedRecon's experiments keep 300).
   """
-  frame = _frame(ratings)
-  user_ids = frame['user_id'].to_numpy()
-  order = np.argsort(user_ids, kind='stable')
-  starts, counts = _runs(user_ids[order])
-  chosen = [np.zeros(0, dtype=np.int64)]
-  for user_id, start, count in zip(
-    user_ids[order][starts], starts, counts, strict=True
-  ):
-    shuffled = generator(seed, _SHUFFLE_USER, int(user_id)).permutation(count)
-    chosen.append(start + shuffled[:max_examples])
-  return frame.iloc[order[np.concatenate(chosen)]].reset_index(drop=True)
+  places: Any = frame.groupby('user_id').indices
+  return _of_users(
+    frame,
+    (
+      generator(seed, _SHUFFLE_USER, int(user)).permutation(mine)[:max_examples]
+      for user, mine in places.items()
+    ),
+  )
+
+
+def _of_users(frame: pd.DataFrame, rows: Iterable[np.ndarray]) -> pd.DataFrame:
+  """Return the rows of one user after another."""
+  places = np.concatenate([np.zeros(0, np.int64), *rows])
+  return frame.iloc[places].reset_index(drop=True)
 
 
 def assemble(
@@ -310,26 +290,6 @@ def _check_described(
       'do not belong together or one is cut off: fetch the data again with '
       '--download into another folder.'
     )
-
-
-def _frame(ratings: Ratings | pd.DataFrame) -> pd.DataFrame:
-  return ratings.frame if isinstance(ratings, Ratings) else ratings
-
-
-def _ends(fractions: Sequence[float]) -> np.ndarray:
-  """Return the summed fractions."""
-  ends = np.cumsum(fractions)
-  # Regardless of rounding, the last part ends where the data end.
-  ends[-1] = 1.0
-  return ends
-
-
-def _runs(sorted_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Return the start and the length of each run of ids in a sorted array."""
-  _, starts, counts = np.unique(
-    sorted_ids, return_index=True, return_counts=True
-  )
-  return starts, counts
 
 
 def generator(seed: int, *words: int) -> np.random.Generator:

@@ -223,22 +223,17 @@ def locate(
   )
 
 
-def read_titles(folder: pathlib.Path, layout: Layout) -> dict[int, str]:
-  """Read the titles of all items, by the ids of the file.
+def read_items(
+  folder: pathlib.Path, layout: Layout
+) -> tuple[dict[int, str], pd.DataFrame]:
+  """Read the titles and the genres of all items, by the ids of the file.
+
+  Returns:
+    The titles; and a row for each id, in which a genre's column has one over
+    the root of the item's number of genres, or 0.
 
   Raises:
     DataError: If the file cannot be read or a line of it is damaged.
-  """
-  items = layout.items.read(folder)
-  return dict(zip(items['item_id'].tolist(), items['title'], strict=True))
-
-
-def read_attributes(folder: pathlib.Path, layout: Layout) -> pd.DataFrame:
-  """Read the genres of all items.
-
-  Returns:
-    A row for each id of the file. A genre's column has one over the root of the
-    item's number of genres, or 0.
   """
   items = layout.items.read(folder).set_index('item_id')
   if 'genres' in items:
@@ -246,7 +241,10 @@ def read_attributes(folder: pathlib.Path, layout: Layout) -> pd.DataFrame:
   else:
     genres = items[list(GENRES)]
   genres = genres.astype(float)
-  return genres.div(genres.sum(axis=1).clip(lower=1.0) ** 0.5, axis=0)
+  return (
+    dict(zip(items.index.tolist(), items['title'], strict=True)),
+    genres.div(genres.sum(axis=1).clip(lower=1.0) ** 0.5, axis=0),
+  )
 
 
 def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:

@@ -8,16 +8,15 @@ from tasks.movielens.data import generator as seeded_generator
 from tasks.movielens.data import Ratings
 from tasks.movielens.data import SYNTHETIC
 
+# Length of the planted vectors.
+_NUM_FACTORS = 3
+# In stars: mean of the ratings before biases, standard deviation of the taste,
+# and scale of the logistic noise, whose standard deviation is 1.81 times it.
+_MEAN, _TASTE_SCALE, _NOISE_SCALE = 3.5, 0.8, 0.25
+
 
 def generate(
-  num_users: int = 600,
-  num_items: int = 200,
-  seed: int = 0,
-  *,
-  num_factors: int = 3,
-  taste_scale: float = 0.8,
-  noise_scale: float = 0.25,
-  mean: float = 3.5,
+  num_users: int = 600, num_items: int = 200, seed: int = 0
 ) -> Ratings:
   """Invent ratings by planted tastes, with the schema of MovieLens 1M.
 
@@ -32,11 +31,6 @@ def generate(
     num_items: Number of items on offer. Items without ratings are left out, as
       in MovieLens; with the default sizes there are none.
     seed: Seed of all draws.
-    num_factors: Length of the planted vectors.
-    taste_scale: Standard deviation of the taste, in stars.
-    noise_scale: Scale of the logistic noise; its standard deviation, in stars,
-      is 1.81 times as large.
-    mean: Mean of the ratings before biases.
   """
   generator = seeded_generator(seed, SYNTHETIC)
   users, items = _who_rates_what(generator, num_users, num_items)
@@ -45,12 +39,12 @@ def generate(
 
   item_bias = generator.normal(0.0, 0.35, num_items)
   user_bias = generator.normal(0.0, 0.3, num_users)
-  user_tastes = generator.normal(size=(num_users, num_factors))
-  item_traits = generator.normal(size=(num_items, num_factors))
+  user_tastes = generator.normal(size=(num_users, _NUM_FACTORS))
+  item_traits = generator.normal(size=(num_items, _NUM_FACTORS))
   taste = (user_tastes[users] * item_traits[items]).sum(axis=1)
-  taste *= taste_scale / np.sqrt(num_factors)
-  planted = mean + item_bias[items] + user_bias[users] + taste
-  noise = generator.logistic(0.0, noise_scale, len(planted))
+  taste *= _TASTE_SCALE / np.sqrt(_NUM_FACTORS)
+  planted = _MEAN + item_bias[items] + user_bias[users] + taste
+  noise = generator.logistic(0.0, _NOISE_SCALE, len(planted))
 
   first_days = generator.integers(0, 365 * 86_400, num_users)
   gaps = 1 + generator.exponential(3_600.0, len(users)).astype(np.int64)

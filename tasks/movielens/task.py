@@ -87,12 +87,12 @@ class MovieLens(MeasuredByProtocol):
     )
     if options.protocol == UNSEEN:
       parts = movielens_data.split_users(
-        ratings, tuple(_FRACTIONS.values()), seed=seed
+        ratings.frame, tuple(_FRACTIONS.values()), seed=seed
       )
       frames = [shuffle(part) for part in parts]
     else:
       past, *later = movielens_data.split_by_time(
-        ratings, tuple(_FRACTIONS.values())
+        ratings.frame, tuple(_FRACTIONS.values())
       )
       past = shuffle(past)
       frames = [past, *(_past_and_later(past, part) for part in later)]
@@ -189,7 +189,7 @@ class MovieLens(MeasuredByProtocol):
   def counts(self) -> dict[str, Any]:
     return {
       'name': self.ratings.name,
-      **movielens_data.describe(self.ratings),
+      **movielens_data.describe(self.ratings.frame),
       **{
         part: movielens_data.describe(frame)
         for part, frame in self._frames.items()

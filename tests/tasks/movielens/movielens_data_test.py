@@ -102,7 +102,7 @@ def test_every_layout_is_read(tmp_path, name):
   ratings = movielens_data.load(tmp_path / name)
 
   assert ratings.name == name
-  assert ratings.num_users == 2
+  assert ratings.frame['user_id'].nunique() == 2
   assert ratings.num_items == 3
   assert ratings.item_titles == ('Été (1996)', 'Heat, The (1995)', 'Ran')
   np.testing.assert_array_equal(ratings.original_item_ids, [5, 17, 90])
@@ -375,14 +375,14 @@ def _together(parts) -> pd.DataFrame:
 
 def test_users_are_divided():
   ratings = _invented()
-  parts = movielens_data.split_users(ratings, seed=1)
+  parts = movielens_data.split_users(ratings.frame, seed=1)
   users = [set(part['user_id']) for part in parts]
   assert [len(each) for each in users] == [81, 10, 10]
   assert len(set.union(*users)) == 101
   pd.testing.assert_frame_equal(_together(parts), _together([ratings.frame]))
 
-  same = movielens_data.split_users(ratings, seed=1)
-  other = movielens_data.split_users(ratings, seed=2)
+  same = movielens_data.split_users(ratings.frame, seed=1)
+  other = movielens_data.split_users(ratings.frame, seed=2)
   shuffled = movielens_data.split_users(
     ratings.frame.sample(frac=1, random_state=0), seed=1
   )
@@ -400,7 +400,7 @@ def test_users_are_divided_in_the_papers_numbers():
 
 def test_time_divides_each_users_ratings():
   ratings = _invented()
-  parts = movielens_data.split_by_time(ratings)
+  parts = movielens_data.split_by_time(ratings.frame)
   pd.testing.assert_frame_equal(_together(parts), _together([ratings.frame]))
   counts = ratings.frame.groupby('user_id').size()
   train, validation, test = (part.groupby('user_id').size() for part in parts)
@@ -475,7 +475,7 @@ def test_a_users_order_does_not_depend_on_other_users():
 
 def test_counts():
   ratings = _invented()
-  assert movielens_data.describe(ratings) == {
+  assert movielens_data.describe(ratings.frame) == {
     'ratings': len(ratings.frame),
     'users': 101,
     'items': 53,
@@ -487,7 +487,7 @@ def test_counts():
 
 def test_parts_without_anything_are_refused():
   with pytest.raises(DataError) as error:
-    movielens_data.split_users(synthetic.generate(4, 30))
+    movielens_data.split_users(synthetic.generate(4, 30).frame)
   assert '4 users cannot be divided' in _message(error)
 
 
@@ -519,7 +519,7 @@ def test_invented_ratings_have_the_schema():
 
 def test_few_invented_items_are_all_rated():
   ratings = synthetic.generate(3, 7)
-  assert movielens_data.describe(ratings) == {
+  assert movielens_data.describe(ratings.frame) == {
     'ratings': 21,
     'users': 3,
     'items': 7,
@@ -552,7 +552,7 @@ def test_a_download_is_checked_and_unpacked(tmp_path, archive):
   folder = tmp_path / 'new' / 'folder'
   place = movielens_data.download(folder, address=address)
   assert place == folder / 'ml-1m'
-  assert movielens_data.load(folder).num_users == 2
+  assert movielens_data.load(folder).frame['user_id'].nunique() == 2
   assert [path.name for path in folder.iterdir()] == ['ml-1m']
   # What is there is not fetched again.
   shutil.rmtree(tmp_path / 'site')
@@ -615,7 +615,7 @@ def _real(name: str) -> pathlib.Path:
 def test_movielens_1m():
   ratings = movielens_data.load(_real('ml-1m'))
   assert ratings.name == 'ml-1m'
-  assert movielens_data.describe(ratings) == {
+  assert movielens_data.describe(ratings.frame) == {
     'ratings': 1_000_209,
     'users': 6_040,
     'items': 3_706,
@@ -624,17 +624,17 @@ def test_movielens_1m():
   assert ratings.original_item_ids[-1] == 3_952
   assert len(ratings.users) == 6_040
   assert ratings.frame['rating'].mean() == pytest.approx(3.58156, abs=1e-5)
-  by_user = movielens_data.split_users(ratings)
+  by_user = movielens_data.split_users(ratings.frame)
   assert [part['user_id'].nunique() for part in by_user] == [4_832, 604, 604]
-  by_time = movielens_data.split_by_time(ratings)
+  by_time = movielens_data.split_by_time(ratings.frame)
   assert [len(part) for part in by_time] == [797_758, 99_692, 102_759]
-  assert len(movielens_data.limit_per_user(ratings)) == 784_767
+  assert len(movielens_data.limit_per_user(ratings.frame)) == 784_767
 
 
 def test_movielens_100k():
   ratings = movielens_data.load(_real('ml-100k'), 'ml-100k')
   assert ratings.name == 'ml-100k'
-  assert movielens_data.describe(ratings) == {
+  assert movielens_data.describe(ratings.frame) == {
     'ratings': 100_000,
     'users': 943,
     'items': 1_682,
