@@ -1,18 +1,18 @@
 """Documents by many authors, from files or records.
 
-Two data sets of section 4.1 of the FURL paper. `load_comments` reads comments
-from Reddit's dumps; the class is the subreddit. `load_messages` reads a user's
-own messages with a label of 0 or 1, like the paper's unpublished Sticker data:
-whether a suggestion was clicked on. Authors are clients, and each author's
-documents are divided (`parts`).
+Two data sets of section 4.1 of the FURL paper: `subreddit` has comments from
+Reddit's dumps; the class is the subreddit. `sticker` has a user's own messages
+with a label of 0 or 1, like the paper's unpublished Sticker data: whether a
+suggestion was clicked on. Authors are clients, and each author's documents are
+divided (`parts`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import itertools
 import math
 import os
-import pathlib
 from typing import Any
 
 from absl import logging
@@ -44,6 +44,12 @@ _MESSAGE = (
   json_lines.Field(('time',), json_lines.seconds, 0),
   json_lines.Field(('text',), json_lines.text),
 )
+# By name of the data set: fields, file patterns besides the usual ones, what a
+# record is called, and the labels if they are given.
+_SOURCES: dict[str, tuple[Any, Sequence[str], str, Sequence[Any] | None]] = {
+  'subreddit': (_COMMENT, ('RC_*',), 'comment', None),
+  'sticker': (_MESSAGE, (), 'message', (0, 1)),
+}
 
 # An author, a label, a time and a text.
 _Record = tuple[str, Any, int, str]
@@ -96,27 +102,31 @@ class Documents:
     }
 
 
-def load_comments(
+def load(
+  name: str,
   folder: str | os.PathLike[str],
   *,
-  num_subreddits: int = 256,
-  min_documents: int = 150,
-  max_documents: int | None = 500,
+  num_labels: int = 256,
+  min_documents: int = 1,
+  max_documents: int | None = None,
   max_chars: int = 280,
 ) -> Documents:
-  """Read Reddit's comments from files of JSON lines, in two passes.
+  """Read a data set from files of JSON lines, in two passes.
 
   A dump may be large: the first pass counts, the second one keeps the documents
-  to be used. Comments with a deleted author or text, and empty ones, are left
-  out first. Of the rest those in the subreddits with the most comments are
-  kept, and of these those of authors with neither too few nor too many.
+  to be used. Documents with a deleted author or text, and empty ones, are left
+  out first. Of the rest those of the most common classes are kept, and of these
+  those of authors with neither too few nor too many.
 
   Args:
-    folder: Holds files `*.jsonl`, `*.ndjson` or `RC_*`, perhaps compressed
-      (`.gz`, `.bz2`, `.xz`, `.zst`), or a folder `subreddit` that does. A line
-      has the fields author, subreddit, body, and created_utc or time.
-    num_subreddits: Number of subreddits to keep; of equally large ones the
-      first by name.
+    name: `subreddit` or `sticker`.
+    folder: Holds files `*.jsonl` or `*.ndjson`, perhaps compressed (`.gz`,
+      `.bz2`, `.xz`, `.zst`), or a folder of that name that does; those of
+      comments may be called `RC_*`, too. A line of comments has the fields
+      author, subreddit, body, and created_utc or time; one of messages user,
+      text, label and time.
+    num_labels: Number of subreddits to keep; of equally large ones the first by
+      name. Labels of 0 and 1 are both kept.
     min_documents: Authors with fewer are left out.
     max_documents: Authors with more are left out; None for no limit.
     max_chars: Texts are cut to this length.
@@ -124,43 +134,16 @@ def load_comments(
   Raises:
     DataError: If there are no files, one is damaged, or nothing is left.
   """
-  remedy = REMEDY_NO_DATA.format(record='comment')
-  files = json_lines.find(folder, 'subreddit', ('RC_*',), remedy)
+  fields, patterns, record, labels = _SOURCES[name]
+  remedy = REMEDY_NO_DATA.format(record=record)
+  files = json_lines.find(folder, name, patterns, remedy)
   return _gather(
-    'subreddit',
-    lambda: _records(files, _COMMENT),
-    num_labels=num_subreddits,
-    min_documents=min_documents,
-    max_documents=max_documents,
-    max_chars=max_chars,
-  )
-
-
-def load_messages(
-  folder: str | os.PathLike[str],
-  *,
-  min_documents: int = 1,
-  max_documents: int | None = None,
-  max_chars: int = 280,
-) -> Documents:
-  """Read messages with a label of 0 or 1 from files of JSON lines.
-
-  Args:
-    folder: Holds files `*.jsonl` or `*.ndjson`, perhaps compressed, or a folder
-      `sticker` that does. A line has the fields user, text, label and time.
-    min_documents: Users with fewer are left out.
-    max_documents: Users with more are left out; None for no limit.
-    max_chars: Texts are cut to this length.
-
-  Raises:
-    DataError: If there are no files, one is damaged, or nothing is left.
-  """
-  remedy = REMEDY_NO_DATA.format(record='message')
-  files = json_lines.find(folder, 'sticker', (), remedy)
-  return _gather(
-    'sticker',
-    lambda: _records(files, _MESSAGE),
-    labels=(0, 1),
+    name,
+    lambda: itertools.chain.from_iterable(
+      json_lines.read(path, fields) for path in files
+    ),
+    labels=labels,
+    num_labels=num_labels,
     min_documents=min_documents,
     max_documents=max_documents,
     max_chars=max_chars,
@@ -171,7 +154,7 @@ def from_records(
   name: str, records: Sequence[_Record], labels: Sequence[Any] | None = None
 ) -> Documents:
   """Make documents of records in memory, without leaving any out."""
-  return _gather(name, lambda: iter(records), labels=labels)
+  return _gather(name, lambda: records, labels=labels)
 
 
 def label_counts(documents: Documents, rows: np.ndarray) -> np.ndarray:
@@ -194,13 +177,6 @@ def generator(seed: int, *words: int | str) -> np.random.Generator:
   return random_bits.generator('documents', seed, *words)
 
 
-def _records(
-  files: Sequence[pathlib.Path], fields: Sequence[json_lines.Field]
-) -> Iterator[_Record]:
-  for path in files:
-    yield from json_lines.read(path, fields)
-
-
 def _why_left_out(author: str, text: str) -> str | None:
   """Return the reason to leave a document out, or None."""
   if author in _GONE:
@@ -214,7 +190,7 @@ def _why_left_out(author: str, text: str) -> str | None:
 
 def _gather(
   name: str,
-  read: Callable[[], Iterator[_Record]],
+  read: Callable[[], Iterable[_Record]],
   *,
   labels: Sequence[Any] | None = None,
   num_labels: int | None = None,

@@ -75,17 +75,16 @@ def load(options: DocumentOptions, data: Data, seed: int) -> DocumentTask:
   Of invented documents no author is left out.
   """
   task: type[DocumentTask] = Subreddit
-  read: Callable[..., subreddit_data.Documents] = subreddit_data.load_comments
   invent: Callable[[], subreddit_data.Documents] = subreddit_synthetic.comments
   if options.name == Sticker.name:
-    task = Sticker
-    read, invent = subreddit_data.load_messages, subreddit_synthetic.messages
+    task, invent = Sticker, subreddit_synthetic.messages
   if data.is_synthetic:
     return task(invent(), options, seed)
   if not data.data_dir:
     remedy = subreddit_data.REMEDY_NO_DATA.format(record='document')
     raise DataError(f'No data folder is named. {remedy}')
-  documents = read(
+  documents = subreddit_data.load(
+    options.name,
     data.data_dir,
     min_documents=options.min_documents,
     max_documents=options.max_documents,

@@ -45,7 +45,7 @@ def test_emoticons_become_labels_and_go(tmp_path, capsys, monkeypatch):
     'emoticons.py', capsys, monkeypatch, str(path), str(tmp_path / 'data')
   )
   assert said == '4 messages of 1 users, 75.0% with an emoticon\n'
-  read = documents.load_messages(tmp_path / 'data')
+  read = documents.load('sticker', tmp_path / 'data')
   assert read.authors == ('0123',) and read.label.tolist() == [1, 0, 1, 1]
   assert read.texts.tolist() == ['Thanks!', texts[1], 'done', 'so']
 

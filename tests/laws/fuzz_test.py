@@ -241,10 +241,7 @@ def _documents(task: str, ending: str) -> _Reader:
     return [path]
 
   def read(folder: pathlib.Path) -> None:
-    if task == 'subreddit':
-      documents = subreddit_data.load_comments(folder, min_documents=1)
-    else:
-      documents = subreddit_data.load_messages(folder)
+    documents = subreddit_data.load(task, folder)
     assert (documents.time >= 0).all()
     assert (documents.label < len(documents.labels)).all()
     assert documents.author.max() < len(documents.authors)

@@ -43,8 +43,7 @@ def _write(folder: pathlib.Path, comments=_COMMENTS, name='a.jsonl'):
 
 
 def _load(folder, **choices) -> subreddit_data.Documents:
-  choices = {'min_documents': 1, 'max_documents': None, **choices}
-  return subreddit_data.load_comments(folder, **choices)
+  return subreddit_data.load('subreddit', folder, **choices)
 
 
 def _rows(documents: subreddit_data.Documents) -> list[tuple]:
@@ -105,7 +104,7 @@ def test_what_is_gone_is_left_out_and_counted(tmp_path):
 
 
 def test_the_largest_subreddits_are_chosen_before_the_authors(tmp_path):
-  documents = _load(_write(tmp_path), num_subreddits=2, min_documents=2)
+  documents = _load(_write(tmp_path), num_labels=2, min_documents=2)
   # Without the two of pics, ann has two comments and cat none.
   assert documents.labels == ('nba', 'cfb')
   assert documents.authors == ('ann', 'bob')
@@ -177,12 +176,12 @@ def test_messages_keep_their_labels(tmp_path):
   ]
   with gzip.open(tmp_path / 'sticker' / 'm.jsonl.gz', 'wt') as file:
     file.write('\n'.join(map(json.dumps, records)))
-  documents = subreddit_data.load_messages(tmp_path)
+  documents = subreddit_data.load('sticker', tmp_path)
   # A label is its own number, however common it is.
   assert documents.labels == ('0', '1')
   assert documents.label.tolist() == [0, 0, 1]
   assert documents.texts.tolist() == ['hi', 'hey', 'ho']
-  assert len(subreddit_data.load_messages(tmp_path, min_documents=2)) == 2
+  assert len(subreddit_data.load('sticker', tmp_path, min_documents=2)) == 2
 
 
 def test_a_bad_comment_is_named(tmp_path):
@@ -197,7 +196,7 @@ def test_missing_data_come_with_advice(tmp_path):
   with pytest.raises(DataError, match='one comment a line.*--data=synthetic'):
     _load(tmp_path)
   with pytest.raises(DataError, match='one message a line.*--data=synthetic'):
-    subreddit_data.load_messages(tmp_path / 'nowhere')
+    subreddit_data.load('sticker', tmp_path / 'nowhere')
 
 
 # ---- dividing ----------------------------------------------------------------
@@ -426,9 +425,7 @@ def test_inventions_follow_from_the_seed(invent):
 @pytest.mark.slow
 @pytest.mark.skipif(not _REAL, reason='needs the real comments')
 def test_the_real_comments_are_as_described():
-  documents = subreddit_data.load_comments(
-    _REAL, min_documents=50, max_documents=None
-  )
+  documents = subreddit_data.load('subreddit', _REAL, min_documents=50)
   assert documents.describe() == {
     'documents': 154_837,
     'authors': 1395,
