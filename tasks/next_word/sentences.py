@@ -7,8 +7,7 @@ memory: only some bytes a sentence, and the authors' names, grow with it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import functools
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from absl import logging
 import numpy as np
@@ -121,12 +120,6 @@ class Sentences:
   def __len__(self) -> int:
     return len(self.time)
 
-  @functools.cached_property
-  def author(self) -> np.ndarray:
-    """The author of each sentence in `authors`, int32 `[sentences]`."""
-    number = np.arange(len(self.authors), dtype=np.int32)
-    return np.repeat(number, np.diff(self.bounds))
-
   def between(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of consecutive sentences.
 
@@ -158,25 +151,6 @@ class Sentences:
     tokens = map(self.of_user, users)
     for held in in_batches(tokens, len, _BATCH):
       yield np.concatenate(held)
-
-  def texts(self, user: int) -> list[str]:
-    """Return the sentences of one author, with spaces between the tokens."""
-    tokens, lengths = self.between(self.bounds[user], self.bounds[user + 1])
-    words = self.lexicon.words_of(tokens)
-    ends = np.cumsum(lengths)
-    return [
-      ' '.join(words[start:end])
-      for start, end in zip(ends - lengths, ends, strict=True)
-    ]
-
-  def describe(self) -> dict[str, Any]:
-    """Count sentences, authors and tokens, and what was left out."""
-    return {
-      'sentences': len(self),
-      'authors': len(self.authors),
-      'tokens': len(self.tokens),
-      'left_out': dict(self.left_out),
-    }
 
 
 def in_batches(

@@ -9,7 +9,7 @@ sentences and are measured on newer ones. The paper uses Stack Overflow; any
 sentences with authors can replace it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import dataclasses
 import functools
 from typing import Any
@@ -22,10 +22,12 @@ from tasks.next_word import losses
 from tasks.next_word import metrics
 from tasks.next_word import models as next_word_models
 from tasks.next_word import parts as parts_lib
+from tasks.next_word import private_words
 from tasks.next_word import sentences as sentences_lib
 from tasks.next_word import synthetic
-from tasks.next_word import vocabulary
+from tasks.next_word import words as words_lib
 from tasks.next_word.options import NextWordOptions
+from tasks.next_word.options import VocabularyOptions
 from tasks.task import Clients
 from tasks.task import Data
 from tasks.task import EvaluationClients
@@ -79,9 +81,7 @@ class NextWord(Task):
     ends = sentences.bounds[1:].copy()
     ends[training.users] = training.newer[:, 1]
     self._known = dataclasses.replace(sentences, ends=ends)
-    self.words = vocabulary.learn(
-      options.vocabulary, self._known, training.users, release
-    )
+    self.words = self._learned(options.vocabulary, training.users, release)
     self.learned_from_training: tuple[str, ...] = (
       () if options.vocabulary.is_private else ('vocabulary',)
     )
@@ -90,6 +90,32 @@ class NextWord(Task):
     self._seed = seed
     self._is_released = options.vocabulary.is_private and (
       release.kept is not None or release.keep is not None
+    )
+
+  def _learned(
+    self, options: VocabularyOptions, users: Collection[int], release: Release
+  ) -> words_lib.Words:
+    """Choose the words of the vocabulary, in private runs with noise."""
+    size, buckets = options.vocabulary_size, options.buckets
+    if options.vocabulary_noise is None:
+      counts = words_lib.count(self._known, users)
+      return words_lib.choose(counts, self._known, size, buckets)
+    mechanism = private_words.NoisyThreshold(
+      options.words_per_user, options.vocabulary_noise, options.vocabulary_delta
+    )
+    if release.kept is None and release.keep is None:
+      mechanism.check(release.simulated_population or len(users))
+      return private_words.stand_in(size, buckets)
+    return private_words.learn(
+      self._known,
+      users,
+      size,
+      mechanism,
+      buckets=buckets,
+      noise_seed=release.noise_seed,
+      simulated_users=release.simulated_population,
+      kept=release.kept,
+      keep=release.keep,
     )
 
   @property

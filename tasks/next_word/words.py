@@ -2,7 +2,7 @@
 
 `Tokens` defines the numbers. A word outside the vocabulary has the number of a
 bucket, which follows from its fingerprint: the same word has the same bucket in
-every run and on every machine.
+every run and on every machine. Users are positions in `Sentences.authors`.
 """
 
 from collections.abc import Iterable
@@ -91,12 +91,7 @@ class Words:
   def coverage(
     self, sentences: Sentences, users: Iterable[int]
   ) -> dict[str, Any]:
-    """Count tokens and the share of them in the vocabulary.
-
-    Args:
-      sentences: A corpus.
-      users: Users whose sentences count: positions in `sentences.authors`.
-    """
+    """Count the tokens of users and the share of them in the vocabulary."""
     number = known = 0
     for tokens in sentences.batches(users):
       number += len(tokens)
@@ -111,32 +106,8 @@ class Words:
     return prints[order], (order + 1).astype(np.int32)
 
 
-def learn(
-  sentences: Sentences,
-  users: Iterable[int],
-  size: int,
-  buckets: int = 1,
-) -> Words:
-  """Choose the most frequent words; of equal ones the first by name.
-
-  Args:
-    sentences: A corpus.
-    users: The training users: positions in `sentences.authors`.
-    size: V, the maximum number of words.
-    buckets: B, the number of buckets for all others.
-
-  Raises:
-    DataError: If there is no word to choose.
-  """
-  return choose(count(sentences, users), sentences, size, buckets)
-
-
 def count(sentences: Sentences, users: Iterable[int]) -> pd.Series:
   """Count the words of users; memory grows only with distinct words.
-
-  Args:
-    sentences: A corpus.
-    users: The users to count: positions in `sentences.authors`.
 
   Returns:
     Counts, int64, by fingerprint, uint64, in ascending order of these.
@@ -169,7 +140,7 @@ def choose(
     counts: Counts of words by fingerprint, integers or not.
     sentences: The corpus, with its lexicon.
     size: V, the maximum number of words.
-    buckets: B.
+    buckets: B, the number of buckets for all others.
 
   Raises:
     DataError: If there is no word to choose.

@@ -27,6 +27,7 @@ from tasks.next_word.sentences import Message
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
+from tests.support.small_texts import texts_of
 from tff_partial.data import examples
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
@@ -46,7 +47,7 @@ def _gather(messages=_MESSAGES, rule=tokenising.CHAT, **limits):
 
 def _texts(sentences: sentences_lib.Sentences) -> dict[str, list[str]]:
   return {
-    author: sentences.texts(number)
+    author: texts_of(sentences, number)
     for number, author in enumerate(sentences.authors)
   }
 
@@ -67,24 +68,24 @@ def _texts(sentences: sentences_lib.Sentences) -> dict[str, list[str]]:
   ],
 )
 def test_chat_is_cut_into_sentences_words_and_marks(text, expected):
-  assert _gather([Message('ann', 0, text)]).texts(0) == expected
+  assert texts_of(_gather([Message('ann', 0, text)]), 0) == expected
 
 
 def test_spaced_tokens_are_left_as_they_are():
   spaced = _gather([Message('ann', 0, 'use <URL> . Then')], tokenising.SPACED)
-  assert spaced.texts(0) == ['use <URL> . Then']
+  assert texts_of(spaced, 0) == ['use <URL> . Then']
 
 
 def test_the_rest_of_a_long_sentence_is_left_out():
   long = _gather([Message('ann', 0, 'a b c d e'), _MESSAGES[1]], max_tokens=2)
-  assert long.texts(0) == ['a b', 'hi']
+  assert texts_of(long, 0) == ['a b', 'hi']
 
 
 def test_characters_become_several_sentences():
   pieces = _gather(
     [Message('ann', 0, 'Hark! Oh')], tokenising.CHARACTERS, max_tokens=3
   )
-  assert pieces.texts(0) == ['H a r', 'k !  ', 'O h']
+  assert texts_of(pieces, 0) == ['H a r', 'k !  ', 'O h']
 
 
 def test_a_fingerprint_is_the_same_everywhere():
@@ -102,16 +103,12 @@ def test_sentences_are_sorted_by_author_and_time():
     'ann': ['hi', 'same second'],
     'bob': ['first', 'later .', 'and last !'],
   }
-  assert sentences.author.tolist() == [0, 0, 1, 1, 1]
   assert sentences.time.tolist() == [20, 20, 10, 30, 30]
   assert sentences.bounds.tolist() == [0, 2, 5]
   assert sentences.offsets.tolist() == [0, 1, 3, 4, 6, 9]
-  assert sentences.describe() == {
-    'sentences': 5,
-    'authors': 2,
-    'tokens': 9,
-    'left_out': {},
-  }
+  assert len(sentences) == 5
+  assert len(sentences.tokens) == 9
+  assert sentences.left_out == {}
 
 
 def test_an_author_has_the_first_sentences_in_time():
@@ -237,7 +234,7 @@ def test_a_corpus_of_ones_own_is_a_file_or_a_folder(tmp_path):
   one = corpora.load(str(tmp_path / 'mine' / 'a.jsonl'), None, Limits())
   both = corpora.load(str(tmp_path / 'mine'), None, Limits())
   assert (one.name, both.name) == ('a.jsonl', 'mine')
-  assert (one.texts(0), both.texts(0)) == (['hi .'], ['hi .', 'hi .'])
+  assert (texts_of(one, 0), texts_of(both, 0)) == (['hi .'], ['hi .', 'hi .'])
 
 
 def test_a_corpus_that_is_not_there_is_refused(tmp_path):
@@ -293,13 +290,13 @@ def stackoverflow(tmp_path_factory) -> pathlib.Path:
 def _check_stackoverflow(found: sentences_lib.Sentences) -> None:
   assert found.authors == ('synthetic_1', 'synthetic_2')
   # In the order of time; the first 20 of 21 tokens.
-  assert found.texts(0) == [
+  assert texts_of(found, 0) == [
     'css3 does finally define the',
     "which is exactly how you'd want it to work .",
     "if you're using sql 2005 or better this is a nice , simple-ish median "
     'calculation for a single column in',
   ]
-  assert found.texts(1)[0].split()[8:12] == ['found', '<URL>', '"', '>']
+  assert texts_of(found, 1)[0].split()[8:12] == ['found', '<URL>', '"', '>']
   # 2008-08-10 08:28:52 UTC.
   assert found.time[:2].tolist() == [1218356932, 1218356932]
   assert found.bounds.tolist() == [0, 3, 6]
@@ -333,7 +330,7 @@ def test_shakespeare_by_characters(tmp_path):
       )
   found = corpora.load('shakespeare', tmp_path, Limits(max_tokens=80))
   assert found.authors[0] == 'MUCH_ADO_ABOUT_NOTHING_EMILIA'
-  roles = [text.replace('  ', ' ') for text in found.texts(2)]
+  roles = [text.replace('  ', ' ') for text in texts_of(found, 2)]
   assert roles[0].startswith('H a r k !')
   # What was for tests comes behind the rest; there are no times.
   assert roles[:6] == roles[6:]
@@ -425,7 +422,7 @@ def test_invented_sentences_follow_from_the_seed(invented):
 def test_invented_authors_have_names_with_a_follower_of_their_own(invented):
   pairs = [
     (first, second)
-    for text in invented.texts(0)
+    for text in texts_of(invented, 0)
     for first, second in zip(text.split()[:-1], text.split()[1:], strict=True)
     if first.startswith('name0_') and second != '.'
   ]
@@ -435,7 +432,7 @@ def test_invented_authors_have_names_with_a_follower_of_their_own(invented):
   for name in names:
     behind = [second for first, second in pairs if first == name]
     assert max(map(behind.count, behind)) > 0.6 * len(behind)
-  assert not any('name0_' in text for text in invented.texts(1))
+  assert not any('name0_' in text for text in texts_of(invented, 1))
 
 
 # ---- parts -------------------------------------------------------------------
@@ -546,7 +543,8 @@ def test_a_reader_has_the_same_clients(invented, monkeypatch):
     | {'y': tf.TensorSpec([20], tf.int32)}
   )
   divided = parts.divide_users(invented)
-  learned = words.learn(invented, divided[TRAIN].users, 50, 3)
+  counts = words.count(invented, divided[TRAIN].users)
+  learned = words.choose(counts, invented, 50, 3)
   clients = clients_lib.Authors(invented, learned, divided)
   packed = clients.clients(TEST, spec)
   monkeypatch.setattr(clients_lib, '_MOST_PACKED', 100)

@@ -28,6 +28,7 @@ from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
 from tests.support import planted
+from tests.support.small_texts import texts_of
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import phases
@@ -150,7 +151,7 @@ def test_the_vocabulary_knows_no_sentence_that_is_measured():
   counts, held = collections.Counter(), task.parts[TRAIN]
   for user in held.users:
     number = held.newer[user, 1] - held.older[user, 0]
-    for text in task.sentences.texts(user)[:number]:
+    for text in texts_of(task.sentences, user)[:number]:
       counts.update(text.split())
   assert task.words.words == tuple(
     sorted(counts, key=lambda w: (-counts[w], w))
