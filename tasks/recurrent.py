@@ -15,12 +15,6 @@ class LSTMLayer(tf.keras.layers.Layer):
   first_bias: ClassVar[Any] = 'zeros'
 
   def __init__(self, units: int, **kwargs: Any):
-    """Make the layer.
-
-    Args:
-      units: Length of the output.
-      **kwargs: Arguments of every layer, such as its name.
-    """
     super().__init__(**kwargs)
     self.units = units
 

@@ -23,13 +23,6 @@ class TokenRows(tf.keras.layers.Layer):
   """
 
   def __init__(self, words: int, buckets: int, **kwargs: Any):
-    """Make the layer.
-
-    Args:
-      words: Number of words in the vocabulary.
-      buckets: Number of buckets for all other words.
-      **kwargs: Arguments of every layer, such as its name.
-    """
     super().__init__(**kwargs)
     self.tokens = Tokens(words, buckets)
 

@@ -5,6 +5,9 @@ all tokens, including buckets of unknown words. Their metric leaves out unknown
 targets, but not unknown answers, so that a model loses accuracy wherever its
 best answer is a bucket, and the more so the fewer buckets share the probability
 of unknown words.
+
+`tokens` are the sizes that determine all ids, `labels` the ids of tokens, int32
+`[batch, time]`, and `logits` float32 `[batch, time, ids]`.
 """
 
 from collections.abc import Callable
@@ -15,22 +18,12 @@ from tasks.next_word.tokens import Tokens
 
 
 def is_target(tokens: Tokens, labels: tf.Tensor) -> tf.Tensor:
-  """Return where there is a target: everywhere but at padding.
-
-  Args:
-    tokens: The sizes that determine all ids.
-    labels: Ids of tokens, int32 `[batch, time]`.
-  """
+  """Return where there is a target: everywhere but at padding."""
   return tf.not_equal(labels, tokens.pad)
 
 
 def is_word(tokens: Tokens, labels: tf.Tensor) -> tf.Tensor:
-  """Return where the target is a word of the vocabulary.
-
-  Args:
-    tokens: The sizes that determine all ids.
-    labels: Ids of tokens, int32 `[batch, time]`.
-  """
+  """Return where the target is a word of the vocabulary."""
   return tf.logical_and(labels >= 1, labels <= tokens.words)
 
 
@@ -38,11 +31,6 @@ def cross_entropies(
   tokens: Tokens, labels: tf.Tensor, logits: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Compute the cross-entropy of each target.
-
-  Args:
-    tokens: The sizes that determine all ids.
-    labels: Ids of tokens, int32 `[batch, time]`.
-    logits: float32 `[batch, time, ids]`.
 
   Returns:
     float32 `[batch, time]`, 0 where no target counts; and a mask, bool
@@ -61,9 +49,6 @@ def build_loss(
   As in Keras's own losses that ignore a class, the result carries a mask of the
   targets that count, over which training takes the mean: all tokens of a batch
   count alike, not all sentences. The loss of a batch without targets is 0.
-
-  Args:
-    tokens: The sizes that determine all ids.
   """
 
   def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

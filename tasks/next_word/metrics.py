@@ -55,13 +55,6 @@ class _OverTokens(tf.keras.metrics.Metric):
   """
 
   def __init__(self, tokens: Tokens, name: str, **kwargs: Any):
-    """Make the metric.
-
-    Args:
-      tokens: The sizes that determine all ids.
-      name: Its name.
-      **kwargs: Arguments of every metric.
-    """
     super().__init__(name=name, **kwargs)
     self.tokens = Tokens(*tokens)
     self.total = self.add_weight('total', initializer='zeros')
@@ -105,7 +98,7 @@ class Accuracy(_OverTokens):
     """Make the metric.
 
     Args:
-      tokens: The sizes that determine all ids.
+      tokens: As for all of these metrics, the sizes that determine all ids.
       name: Its name.
       in_vocabulary: True if only words of the vocabulary are possible answers.
       top: Number of most likely answers to accept.
@@ -152,13 +145,6 @@ class NumTokens(tf.keras.metrics.Metric):
   """Number of targets except padding, in examples with a weight."""
 
   def __init__(self, pad: int = 0, name: str = 'num_tokens', **kwargs: Any):
-    """Make the metric.
-
-    Args:
-      pad: The id of padding.
-      name: Its name.
-      **kwargs: Arguments of every metric.
-    """
     super().__init__(name=name, **kwargs)
     self.pad = pad
     self.count = self.add_weight('count', initializer='zeros', dtype=tf.int64)
@@ -187,11 +173,7 @@ def _of_tokens(weight: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def build_metrics(tokens: Tokens) -> list[tf.keras.metrics.Metric]:
-  """Build all metrics of the table above.
-
-  Args:
-    tokens: The sizes that determine all ids.
-  """
+  """Build all metrics of the table above."""
   return [
     Accuracy(tokens),
     Accuracy(tokens, 'accuracy_in_vocabulary', in_vocabulary=True),

@@ -94,9 +94,6 @@ def divide_sentences(
   rounded down, but are at least one; those for validation end likewise. Users
   without sentences for a part are not in it.
 
-  Args:
-    sentences: A corpus.
-
   Returns:
     TRAIN, VALIDATION and TEST, mapped to their parts. In the latter two, the
     older sentences are those of training.

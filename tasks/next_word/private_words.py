@@ -216,7 +216,7 @@ def draw(
     sentences: A corpus.
     users: The training users: positions in `sentences.authors`.
     size: V, the maximum number of words; only words above the threshold count.
-    mechanism: The mechanism.
+    mechanism: Its noise and threshold.
     noise_seed: Seed of the noise in a simulation, which gives no protection
       from anyone who knows it. By default the operating system draws it.
     simulated_users: Scales counts as if so many users took part, to simulate a
@@ -257,14 +257,7 @@ def terms(
   num_users: int,
   noise_seed: int | None,
 ) -> dict[str, float | None]:
-  """Return the terms of a draw, as in `Draw`.
-
-  Args:
-    size: Maximum number of words.
-    mechanism: The mechanism.
-    num_users: Number of users that take part, or are simulated.
-    noise_seed: Seed of the noise in a simulation, or None.
-  """
+  """Return the terms of a draw, as in `Draw`."""
   return {
     'vocabulary_size': size,
     **dataclasses.asdict(mechanism),
@@ -288,13 +281,6 @@ def learn(
   """Draw words, or restore drawn ones, and make them a vocabulary.
 
   Args:
-    sentences: A corpus.
-    users: The training users: positions in `sentences.authors`.
-    size: V, the maximum number of words; only words above the threshold count.
-    mechanism: The mechanism.
-    buckets: B, the number of buckets for all other words.
-    noise_seed: As for `draw`.
-    simulated_users: As for `draw`.
     kept: The earlier argument of `keep`; nothing is drawn.
     keep: Called with a new draw in JSON-compatible form, before anything is
       logged. If given together with `kept`, checks that this is from the same
@@ -339,12 +325,7 @@ def learn(
 
 
 def stand_in(size: int, buckets: int) -> words_lib.Words:
-  """Return placeholder words, as many as a release can have.
-
-  Args:
-    size: V, the number of words.
-    buckets: B, the number of buckets for all other words.
-  """
+  """Return placeholder words, as many as a release can have."""
   # No tokenizer leaves a space in a token.
   return words_lib.Words(tuple(f'word {n}' for n in range(size)), buckets)
 
@@ -357,8 +338,7 @@ def bounded_counts(
   Args:
     sentences: A corpus.
     users: The users to count: positions in `sentences.authors`.
-    words_per_user: Maximum number of words that a user counts for: its most
-      frequent ones.
+    words_per_user: For how many words, its most frequent ones.
   """
   names = [sentences.authors[user] for user in users]
   salts = random_bits.derive_each(('words of a user',), names)

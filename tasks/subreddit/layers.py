@@ -33,7 +33,6 @@ class FusedLSTM(recurrent.LSTMLayer):
       units: Length of the output.
       go_backwards: True to read the text from its end. The output stays in the
         order of the text.
-      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(units, **kwargs)
     self.go_backwards = go_backwards
@@ -98,7 +97,6 @@ class Drift(tf.keras.layers.Layer):
 
     Args:
       num_vectors: Number of constant vector and control points, at least two.
-      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.num_vectors = num_vectors
@@ -130,7 +128,6 @@ class SometimesUnknown(tf.keras.layers.Layer):
 
     Args:
       share: Share of the vectors to set to zero.
-      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.share = share
@@ -158,7 +155,6 @@ class NGrams(tf.keras.layers.Layer):
     Args:
       length: Number of characters to hash together.
       buckets: Number of different outputs.
-      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.length = length

@@ -61,13 +61,8 @@ def aucs(
   """Measure the predictors' area under the ROC curve.
 
   An author's share of ones includes the overall share as one more document,
-  which is the only one for an author without known documents.
-
-  Args:
-    documents: All documents, with labels of 0 and 1.
-    known: Positions of the documents that determine the overall share of ones.
-    own: Positions of the documents that determine the authors' shares.
-    parts: Positions of documents by name of the part.
+  which is the only one for an author without known documents. Arguments are
+  those of `accuracies`, with labels of 0 and 1.
 
   Returns:
     Area by predictor, then part; parts with only one label are left out.
