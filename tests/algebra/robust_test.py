@@ -122,6 +122,12 @@ def test_one_client_moves_no_join_however_far_it_goes(join, size):
   np.testing.assert_allclose(found, honest.mean(0), atol=0.15)
 
 
+def test_a_share_of_almost_a_half_leaves_the_middle():
+  join = aggregators.trimmed_mean(share=0.49999, clients_per_round=4)._join
+  updates = tf.constant([[1.0], [2.0], [4.0], [9.0]])
+  np.testing.assert_allclose(join(updates), [3.0])
+
+
 # ---- under attack ------------------------------------------------------------
 
 
@@ -218,6 +224,16 @@ def test_a_fifth_of_the_clients_that_flip_signs_moves_only_the_mean(
     (
       lambda: aggregators.geometric_median(smoothing=0.0, clients_per_round=9),
       'iterations=8, smoothing=0.0: both must be positive',
+    ),
+    (
+      lambda: aggregators.geometric_median(iterations=2.5, clients_per_round=9),
+      'iterations=2.5: expected a whole number',
+    ),
+    (
+      lambda: aggregators.krum(
+        num_attackers=1, num_chosen=1.5, clients_per_round=10
+      ),
+      'num_chosen=1.5: expected a whole number',
     ),
   ],
 )

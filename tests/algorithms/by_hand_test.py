@@ -19,6 +19,7 @@ from baselines import fed_opt
 from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import layers
+from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
@@ -360,6 +361,12 @@ def test_what_fed_dyn_cannot_do_is_refused(options, message, model):
 def test_p_fed_me_warns_of_steps_beyond_theta(rate, overshoots, model, caplog):
   algorithms.build_p_fed_me(model, penalty=15.0, learning_rate=rate)
   assert ('w moves beyond theta' in caplog.text) == overshoots
+
+
+def test_p_fed_me_measures_theta_alone(model):
+  personal = Phase(optimizer=sgd(0.05), steps_per_batch=5, measured=True)
+  work = algorithms.build_p_fed_me(model, personal=personal).work
+  assert [p.measured for p in phases.all_phases(work.work)] == [True, False]
 
 
 # ---- Per-FedAvg --------------------------------------------------------------

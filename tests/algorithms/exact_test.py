@@ -240,6 +240,13 @@ def test_order_and_batches_make_no_difference() -> None:
   planted.assert_close(forth, back)
 
 
+@pytest.mark.parametrize(
+  'build', [algorithms.build_fed_recon, algorithms.build_fed_recon_eval]
+)
+def test_what_is_shuffled_may_be_reconstructed_exactly(build) -> None:
+  build(planted.factorization(), reconstruction_optimizer=Exact(), shuffle=True)
+
+
 def test_query_set_has_no_part_in_it() -> None:
   measuring = algorithms.build_fed_recon_eval(
     planted.factorization(),

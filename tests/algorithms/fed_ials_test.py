@@ -243,6 +243,11 @@ def test_impossible_settings_are_refused(wrong) -> None:
     algorithms.build_fed_ials(_model(), **wrong)
 
 
+def test_impossible_weights_are_refused_in_evaluation_too() -> None:
+  with pytest.raises(SettingError, match='less than 1'):
+    algorithms.build_fed_ials_eval(_model(), weighting=factors.Weighting(2.0))
+
+
 def test_other_models_are_refused() -> None:
   with pytest.raises(SettingError, match='implicit_factors.build_model'):
     algorithms.build_fed_ials(planted.factorization())

@@ -334,6 +334,18 @@ def test_two_runs_cannot_share_a_folder(world, tmp_path):
   world.train(output_dir=tmp_path, rounds=1)
 
 
+def test_a_folder_in_use_is_named_before_a_run_begins(
+  world, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(run_state, 'Run', None)
+  events = checkpoints.EventLoop()
+  held = checkpoints.Checkpoints(tmp_path / 'checkpoints', events)
+  with pytest.raises(RunError, match='another process'):
+    world.train(output_dir=tmp_path)
+  held.close()
+  events.close()
+
+
 # ---- cohorts -----------------------------------------------------------------
 
 
@@ -693,6 +705,8 @@ def test_a_callback_sees_each_round(world, whole, tmp_path):
 
   result = world.train(output_dir=tmp_path, callbacks=[see])
   small_runs.assert_same(result, whole[0])  # To look changes nothing.
+  for each, weights in seen:  # Nor do later rounds.
+    assert small_runs.flat(each.weights) == weights
   assert result.ended_by is None
   assert [each.round for each, _ in seen] == [1, 2, 3, 4, 5, 6, 7]
   assert seen[-1][1] == small_runs.flat(result.weights)

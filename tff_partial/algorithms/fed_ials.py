@@ -192,8 +192,12 @@ def build_fed_ials_eval(
   Example:
     >>> model = templates.implicit_factors.build_model(1_000, 20)
     >>> evaluation = algorithms.build_fed_ials_eval(model)
+
+  Raises:
+    SettingError: If a weight is not possible, or the model is another.
   """
   factors.check_model(model)
+  weighting.check()
   num_items, _ = model.specs(GLOBAL)[factors.ITEM].shape
   return evaluation.build_query_evaluation(
     model,

@@ -133,7 +133,7 @@ def build_fed_recon_eval(
     reconstruction_epochs: Maximum number of passes over the support set.
     reconstruction_steps: Maximum number of reconstruction steps; 0 for none.
     batch_size: Examples per reconstruction step; None for all.
-    shuffle: True to reorder examples in each pass.
+    shuffle: As in training.
 
   Example:
     >>> evaluation = algorithms.build_fed_recon_eval(
@@ -149,7 +149,7 @@ def build_fed_recon_eval(
       batch_size=batch_size,
       epochs=reconstruction_epochs,
       max_steps=reconstruction_steps,
-      shuffle=shuffle,
+      shuffle=shuffle and not isinstance(reconstruction_optimizer, Exact),
     ),
     split=split,
   )

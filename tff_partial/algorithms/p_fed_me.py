@@ -83,6 +83,7 @@ def build_p_fed_me(
             steps_per_batch=1,
             terms=(moreau(penalty),),
             use_model_loss=False,
+            measured=False,
           ),
         )
       )

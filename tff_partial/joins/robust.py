@@ -74,6 +74,7 @@ def trimmed_mean(*, share: float, clients_per_round: int) -> 'RobustFactory':
     number = tf.shape(updates)[0]
     # Not below a whole number by rounding.
     cut = tf.cast(share * tf.cast(number, tf.float32) + 1e-4, tf.int32)
+    cut = tf.minimum(cut, (number - 1) // 2)
     return tf.reduce_mean(tf.sort(updates, 0)[cut : number - cut], 0)
 
   return RobustFactory('trimmed_mean', mean, clients_per_round)
@@ -97,6 +98,12 @@ def krum(
   Raises:
     SettingError: If a number is out of range.
   """
+  _check_whole(
+    'krum',
+    num_attackers=num_attackers,
+    num_chosen=num_chosen,
+    clients_per_round=clients_per_round,
+  )
   if clients_per_round < 2 * num_attackers + 3 or num_attackers < 0:
     raise SettingError(
       f'krum: num_attackers={num_attackers} of {clients_per_round} clients per '
@@ -143,6 +150,7 @@ def geometric_median(
   Raises:
     SettingError: If a number is out of range.
   """
+  _check_whole('geometric_median', iterations=iterations)
   if iterations < 1 or not 0.0 < smoothing < float('inf'):
     raise SettingError(
       f'geometric_median: iterations={iterations}, smoothing={smoothing}: both '
@@ -158,6 +166,14 @@ def geometric_median(
     return point
 
   return RobustFactory('geometric_median', median, clients_per_round)
+
+
+def _check_whole(join: str, **settings: Any) -> None:
+  """Refuse settings of a join that are no whole numbers."""
+  for name, value in settings.items():
+    wrong = checked_numbers.why_not_whole(value)
+    if wrong:
+      raise SettingError(f'{join}: {name}={value!r}: {wrong}.')
 
 
 class RobustFactory(tff.aggregators.WeightedAggregationFactory):
@@ -181,8 +197,8 @@ class RobustFactory(tff.aggregators.WeightedAggregationFactory):
     Raises:
       SettingError: If the number is not a positive one.
     """
-    wrong = checked_numbers.why_not_whole(clients_per_round)
-    if wrong or clients_per_round < 1:
+    _check_whole(name, clients_per_round=clients_per_round)
+    if clients_per_round < 1:
       raise SettingError(
         f'{name}: clients_per_round={clients_per_round}: expected the most '
         'clients of a round, a positive whole number.'

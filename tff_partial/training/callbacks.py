@@ -25,6 +25,7 @@ from tff_partial.training import selection
 from tff_partial.training.errors import ProgramError
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class RoundResult:
   """Results of a round, for callbacks.
 
@@ -38,33 +39,15 @@ class RoundResult:
       same after a kill.
   """
 
-  def __init__(
-    self,
-    number: int,
-    metrics: Mapping[str, Any],
-    validations: Mapping[int, Mapping[str, Any]],
-    get_weights: Callable[[], Any],
-  ):
-    """Take the results of the round.
-
-    Args:
-      number: The round.
-      metrics: Its row.
-      validations: Round to its pooled metrics.
-      get_weights: Computes the weights on request.
-    """
-    self.round = number
-    self.metrics = metrics
-    self.validations = validations
-    self._get_weights = get_weights
+  round: int
+  metrics: Mapping[str, Any]
+  validations: Mapping[int, Mapping[str, Any]] = dataclasses.field(repr=False)
+  _get_weights: Callable[[], Any] = dataclasses.field(repr=False)
 
   @property
   def weights(self) -> Any:
     """The model's weights after the round, `ModelWeights`; read on access."""
     return self._get_weights()
-
-  def __repr__(self) -> str:
-    return f'RoundResult(round={self.round}, metrics={dict(self.metrics)})'
 
 
 Callback: TypeAlias = Callable[[RoundResult], Any]

@@ -48,20 +48,24 @@ def run(
     _check_store(client_store, loop.process, loop.seed, output_dir)
   started = time.perf_counter()
   events = checkpoints.EventLoop()
+  state: run_state.Run | None = None
   try:
     if output_dir is not None:
       loop.saved = checkpoints.Checkpoints(
         os.path.join(output_dir, CHECKPOINTS_FOLDER), events
       )
+    state = loop.run
     _begin(loop, client_store, output_dir, tensorboard)
-    loop.bar = metrics_log.Bar(loop.rounds, loop.run.round, show_progress)
+    loop.bar = metrics_log.Bar(loop.rounds, state.round, show_progress)
     while not loop.is_over:
       loop.next()
   finally:
     loop.close()
     events.close()
-    if loop.run.store is not None and loop.run.store is not client_store:
-      loop.run.store.release()
+    # A run whose folder could not be opened has none.
+    store = None if state is None else state.store
+    if store is not None and store is not client_store:
+      store.release()
   return loop.result(time.perf_counter() - started)
 
 

@@ -163,6 +163,7 @@ class TrainingLoop:
     drawn = sampler.drawn(number)
     if not drawn:
       return drawn
+    process, state = self.run.process, self.run.state
     return client_selection.selected(
       self.select_clients,
       client_selection.Draw(
@@ -170,26 +171,35 @@ class TrainingLoop:
         drawn,
         sampler.clients_per_round,
         sampler.generator('selection', number),
-        self.history,
-        lambda measuring: self._measured(measuring, drawn),
+        list(self.history),
+        lambda measuring: self._measured(
+          measuring,
+          drawn,
+          process.get_model_weights(state),
+          process.get_server_state(state),
+        ),
       ),
     )
 
   def _measured(
-    self, measuring: evaluation.Evaluation, client_ids: Sequence[str]
+    self,
+    measuring: evaluation.Evaluation,
+    client_ids: Sequence[str],
+    weights: Any,
+    server_state: Any,
   ) -> evaluation.ByClient:
-    """Measure the current weights, and what some of the clients remember."""
+    """Measure weights, and what some of the clients remember."""
     some = cohorts.SomeClients(self.clients, tuple(client_ids))
     store = None if measuring.is_stateless else self.run.store
     measured = evaluation_sets.EvaluationSet(measuring, some, store is not None)
     found: list[evaluation.ByClient] = []
     evaluation_sets.measure(
       measured,
-      self.run.weights,
+      weights,
       self.seed,
       store,
       on_clients=found.append,
-      server_state=self.run.server_state,
+      server_state=server_state,
     )
     return found[0]
 
@@ -241,13 +251,14 @@ class TrainingLoop:
   def _call(self, row: Mapping[str, Any]) -> None:
     """Call the callbacks after a round, and note if one ended the run."""
     run = self.run
+    get_weights, state = run.process.get_model_weights, run.state
     run.notes.ended_by = callbacks_lib.call(
       self.callbacks,
       callbacks_lib.RoundResult(
         run.round,
         {name: value for name, value in row.items() if value != ''},
         dict(run.notes.validations),
-        lambda: run.weights,
+        lambda: get_weights(state),
       ),
     )
 
