@@ -101,14 +101,7 @@ class AttentiveFactory(aggregators.WeightedFactory):
   """
 
   def __init__(self, mean: aggregators.Factory):
-    """Initialize the factory.
-
-    Args:
-      mean: A mean or sum; attention is the quotient of its results.
-
-    Raises:
-      SettingError: If it adds noise.
-    """
+    """Wrap a mean, or a sum; one that adds noise is refused."""
     self.parts = getattr(mean, 'parts', [mean])
     for part in self.parts:
       mechanism = getattr(part, 'mechanism', None)
@@ -180,16 +173,10 @@ class AttentiveFactory(aggregators.WeightedFactory):
 
 
 def _attended(moved: Any, weight: tf.Tensor, before: Any) -> Any:
-  """Return a client's message: moves times attention, and attentions.
+  """Return a client's message: moves times attention, exp(distance - before).
 
-  Args:
-    moved: Tier to the move of each variable.
-    weight: The client's weight; if it is zero, attention is zero.
-    before: The distances that all clients subtract from their own.
-
-  Returns:
-    Moves times attention, exp(distance - before), and by variable name the
-    attention, and it times the distance, `[2]`.
+  Beside them by variable name the attention, and it times the distance, `[2]`;
+  all are zero if the client's weight is.
   """
   distances = tf.nest.map_structure(
     lambda leaf: tf.cast(tf.norm(leaf), tf.float32), moved
@@ -215,12 +202,7 @@ def _attended(moved: Any, weight: tf.Tensor, before: Any) -> Any:
 
 
 def _divided(joined: Any, before: Any) -> tuple[Any, Any]:
-  """Return the server's moves and the new distances, or the old if none came.
-
-  Args:
-    joined: The aggregated messages.
-    before: The distances that clients subtracted from their own.
-  """
+  """Return the server's moves and new distances, or the old if none came."""
   moved: Any = collections.OrderedDict()
   distances: Any = collections.OrderedDict()
   for tier, named in before.items():

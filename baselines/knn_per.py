@@ -112,17 +112,10 @@ def build_knn_per_eval(
 
 
 def _distances(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-  """Return Euclidean distances of rows.
+  """Return distances of rows: `[n, size]` and `[m, size]` to `[n, m]`.
 
-  They use matrix products in float64: errors of float32 would be as large as
-  small distances.
-
-  Args:
-    one: Float `[n, size]`.
-    other: Float `[m, size]`.
-
-  Returns:
-    float32 `[n, m]`; exactly 0 between equal rows.
+  They are float32, and exactly 0 between equal rows. Matrix products are in
+  float64: errors of float32 would be as large as small distances.
   """
   one, other = tf.cast(one, tf.float64), tf.cast(other, tf.float64)
   sizes = (
@@ -136,12 +129,7 @@ def _distances(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 
 def _are_near(far: tf.Tensor, number: int | None) -> tf.Tensor:
-  """Return the mask of keys that are as near as the k-th nearest.
-
-  Args:
-    far: float32 `[n, keys]`, the distances.
-    number: k; None for all keys.
-  """
+  """Return the mask of keys as near as the k-th nearest, `[n, keys]`."""
   if number is None:
     return tf.ones_like(far, tf.bool)
   # There may be fewer keys than k.

@@ -167,12 +167,9 @@ def memory_evaluation(
 
 
 def _mixed(logits: tf.Tensor, votes: Votes, memory: Memory) -> tf.Tensor:
-  """Return logarithms of mixed probabilities, or the logits if no key votes.
+  """Return logs of mixed probabilities, or the logits if no key votes.
 
-  Args:
-    logits: `[questions, classes]`.
-    votes: The keys' weights.
-    memory: The keys.
+  Both are `[questions, classes]`.
   """
   logits = tf.cast(logits, tf.float32)
   weights = tf.where(memory.is_key, votes.weights, 0.0)

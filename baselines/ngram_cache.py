@@ -111,15 +111,7 @@ def build_ngram_cache_eval(
 
 
 def _last_tokens(tokens: tf.Tensor, number: int) -> tf.Tensor:
-  """Return each token and those before it, the last first.
-
-  Args:
-    tokens: Integers `[batch, time]`.
-    number: Number of tokens.
-
-  Returns:
-    Integers `[batch, time, number]`.
-  """
+  """Return tokens with those before, last first: `[batch, time, number]`."""
   padded = tf.pad(tokens, [[0, 0], [number - 1, 0]], constant_values=_NOTHING)
   ends = [place or None for place in range(0, -number, -1)]
   columns = [
@@ -131,12 +123,7 @@ def _last_tokens(tokens: tf.Tensor, number: int) -> tf.Tensor:
 def _votes(asked: tf.Tensor, memory: memories.Memory) -> tf.Tensor:
   """Return 1 for keys with the longest match of last tokens, else 0.
 
-  Args:
-    asked: Integers `[questions, tokens]`, the last first.
-    memory: The client's memory, with such keys.
-
-  Returns:
-    float32 `[questions, keys]`.
+  From integers `[questions, tokens]`, the last first, to `[questions, keys]`.
   """
   are_same = memory.is_key[tf.newaxis]
   votes = tf.zeros([1, 1])

@@ -18,7 +18,6 @@ and the server need not see a single client's gradient.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -55,24 +54,13 @@ _CLIENT_STATE = {
 _TIER = {MODEL: GLOBAL, HEAD: LOCAL}
 
 
-class Clusters(NamedTuple):
-  """Assignment of clients to the cluster whose head they use.
-
-  Attributes:
-    before: A client's computation and choice before it trains.
-    after: The phase in which it computes its moves of the centers.
-  """
-
-  before: tuple[contexts.Compute, groups.Assign]
-  after: Phase
-
-
 def _clusters(
   parts: assignments.FedEmbedVariables,
   gradients: str,
   rate: float,
   on: splits.Part = splits.everything(),
-) -> Clusters:
+) -> tuple[tuple[contexts.Compute, groups.Assign], Phase]:
+  """Return a client's choice before it trains, and its moves of the centers."""
   if gradients not in _TIER:
     raise groups.GroupError(
       f'gradients={gradients!r} is none of {list(_TIER)}.'
@@ -109,7 +97,7 @@ def _clusters(
   def to_nearest(client: ClientContext) -> tf.Tensor:
     return 0.5 * tf.reduce_min(distances(client))
 
-  return Clusters(
+  return (
     (contexts.Compute(_STEP, step, on), groups.Assign(nearest, on)),
     assignments.prototype_phase(parts, to_nearest, rate),
   )
@@ -151,12 +139,12 @@ def build_p_fed_km(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  clusters = _clusters(parts, gradients, rate, training.on)
+  choice, moves = _clusters(parts, gradients, rate, training.on)
   return compose(
     model,
     client_state=_CLIENT_STATE[gradients],
     work=[
-      *clusters.before,
+      *choice,
       dataclasses.replace(
         training,
         train=(GLOBAL, GROUP),
@@ -165,7 +153,7 @@ def build_p_fed_km(
         ),
         measured=True,
       ),
-      clusters.after,
+      moves,
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizers.by_name(
@@ -198,10 +186,10 @@ def build_p_fed_km_eval(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  clusters = _clusters(parts, gradients, 0.0)
+  choice, _ = _clusters(parts, gradients, 0.0)
   return evaluation.build_query_evaluation(
     model,
     client_state=_CLIENT_STATE[gradients],
-    before=clusters.before,
+    before=choice,
     split=split,
   )

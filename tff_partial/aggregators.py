@@ -7,14 +7,12 @@ aggregating side what these examples are about. They are added to one table.
 
 import abc
 import collections
-from collections.abc import Callable, Mapping, Sequence
-import re
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.arguments import spelling
 from tff_partial.joins.robust import coordinate_median as coordinate_median
 from tff_partial.joins.robust import geometric_median as geometric_median
 from tff_partial.joins.robust import krum as krum
@@ -220,127 +218,3 @@ class _RowMeanFactory(WeightedFactory):
       )
 
     return tff.templates.AggregationProcess(whole.initialize, next_fn)
-
-
-def by_name(
-  apart: Mapping[str, Factory], rest: Factory | None = None
-) -> 'ByNameFactory':
-  """Aggregate some variables separately.
-
-  Private aggregators among them each clip and noise their own part; no ledger
-  accounts for their total cost. To have that, clip by tier.
-
-  Args:
-    apart: Regular expression over whole variable names to the factory that
-      aggregates these variables; the first that matches is used.
-    rest: The factory for all others; the mean by default.
-
-  Raises:
-    SettingError: On `create`, if an expression matches no variable.
-  """
-  return ByNameFactory(apart, rest or MeanFactory())
-
-
-class ByNameFactory(WeightedFactory):
-  """Factory of separate aggregations, each of some variables; see `by_name`.
-
-  Attributes:
-    parts: The factories of these aggregations.
-  """
-
-  def __init__(self, apart: Mapping[str, Factory], rest: Factory):
-    """Store the factories; unweighted ones give all clients equal weight."""
-    self._rules = [
-      (rule, as_weighted(factory))
-      for rule, factory in [*apart.items(), ('.*', rest)]
-    ]
-    self.parts = [*apart.values(), rest]
-
-  def part_of(self, name: str) -> int:
-    """Return the index in `parts` of the factory for a variable."""
-    return next(
-      place
-      for place, (rule, _) in enumerate(self._rules)
-      if re.fullmatch(rule, name)
-    )
-
-  def create(
-    self, value_type: tff.Type, weight_type: tff.Type
-  ) -> tff.templates.AggregationProcess:
-    """Create the process that aggregates each part with its factory."""
-    paths: list[list[tuple[str, str]]] = [[] for _ in self._rules]
-    names = collections.OrderedDict(
-      (tier, [name for name, _ in tff.structure.iter_elements(named)])
-      for tier, named in tff.structure.iter_elements(value_type)
-    )
-    spelling.check_patterns(
-      'by_name',
-      [rule for rule, _ in self._rules[:-1]],
-      [name for named in names.values() for name in named],
-    )
-    for tier in names:
-      for name in names[tier]:
-        paths[self.part_of(name)].append((tier, name))
-    used = [place for place, found in enumerate(paths) if found]
-
-    def chooser(found: Sequence[tuple[str, str]]) -> tff.Computation:
-      @tff.tensorflow.computation(value_type)
-      def choose(value: Any) -> Any:
-        return collections.OrderedDict(
-          (f'{tier}/{name}', value[tier][name]) for tier, name in found
-        )
-
-      return choose
-
-    choosers = [chooser(paths[place]) for place in used]
-    parts = [
-      self._rules[place][1].create(choose.type_signature.result, weight_type)
-      for place, choose in zip(used, choosers, strict=True)
-    ]
-
-    @tff.tensorflow.computation(
-      [choose.type_signature.result for choose in choosers]
-    )
-    def put_together(joined: Any) -> Any:
-      found = {key: value for part in joined for key, value in part.items()}
-      return collections.OrderedDict(
-        (
-          tier,
-          collections.OrderedDict(
-            (name, found[f'{tier}/{name}']) for name in names[tier]
-          ),
-        )
-        for tier in names
-      )
-
-    @tff.federated_computation
-    def initialize() -> Any:
-      return tff.federated_zip([part.initialize() for part in parts])
-
-    @tff.federated_computation(
-      initialize.type_signature.result,
-      tff.FederatedType(value_type, tff.CLIENTS),
-      tff.FederatedType(weight_type, tff.CLIENTS),
-    )
-    def next_fn(state: Any, value: Any, weight: Any) -> Any:
-      outputs = [
-        part.next(state[place], tff.federated_map(choose, value), weight)
-        for place, (part, choose) in enumerate(
-          zip(parts, choosers, strict=True)
-        )
-      ]
-      return tff.templates.MeasuredProcessOutput(
-        tff.federated_zip([output.state for output in outputs]),
-        tff.federated_map(
-          put_together,
-          tff.federated_zip([output.result for output in outputs]),
-        ),
-        tff.federated_zip(
-          collections.OrderedDict(
-            (f'part_{place}', output.measurements)
-            for place, output in zip(used, outputs, strict=True)
-          )
-        ),
-      )
-
-    return tff.templates.AggregationProcess(initialize, next_fn)

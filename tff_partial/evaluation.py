@@ -317,11 +317,9 @@ def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
     where it is defined, and under `num_undefined` the number of others, if
     there are any. Metrics that are not one number for a client are left out.
   """
-  return {
-    name: _summarized(values)
-    for name, values in over_clients(per_client).items()
-    if values.ndim == 1
-  }
+  found = by_client([*map(str, range(len(per_client)))], per_client)
+  arrays = {n: np.array([*v.values()], np.float64) for n, v in found.items()}
+  return {n: _summarized(v) for n, v in arrays.items() if v.ndim == 1}
 
 
 def _summarized(values: np.ndarray) -> dict[str, float]:
@@ -368,22 +366,4 @@ def by_client(ids: Sequence[str], per_client: Sequence[Any]) -> ByClient:
     }
     for name in names
     if name not in keras_metrics.COUNTS
-  }
-
-
-def over_clients(per_client: Sequence[Any]) -> dict[str, np.ndarray]:
-  """Collect the values of each metric over clients.
-
-  Args:
-    per_client: As for `summarize`. Clients without measured examples are left
-      out.
-
-  Returns:
-    Metric name to floats `[clients]`; NaN where a client's examples leave the
-    metric undefined.
-  """
-  found = by_client([*map(str, range(len(per_client)))], per_client)
-  return {
-    name: np.array([*values.values()], np.float64)
-    for name, values in found.items()
   }

@@ -143,11 +143,6 @@ class PartialProcess(tff.templates.IterativeProcess):
       return None
     return state.client_work['server']
 
-  @property
-  def client_type(self) -> tff.Type:
-    """Type D of a client's data."""
-    return self.next.type_signature.parameter[2].member
-
   def __repr__(self) -> str:
     """Describe what leaves a client, what stays with it, and the model."""
     kept = self.next.type_signature.parameter[1].member

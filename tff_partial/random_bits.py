@@ -193,9 +193,3 @@ def truncated_normal(
     lambda shape: tf.math.erfinv(uniform(seed, shape, -edge, edge)), shape
   )
   return tf.cast(mean + stddev * tf.clip_by_value(drawn, -2.0, 2.0), dtype)
-
-
-def permutation(seed: tf.Tensor, size: int | tf.Tensor) -> tf.Tensor:
-  """Draw a random order of `range(size)`, int32 `[size]`."""
-  drawn = bits(seed, [size])
-  return tf.argsort(tf.bitcast(drawn, tf.int32), stable=True)

@@ -112,25 +112,18 @@ def l2(penalty: float, tier: str) -> phases.Term:
 
 def linear(
   slopes: Callable[[ClientContext], tiers.NamedTensors],
-  tier: str = tiers.GLOBAL,
 ) -> phases.Term:
   """Add the same slopes to the gradient in each step, `<slopes, w>`.
 
   Args:
-    slopes: (the client's context) -> a slope for each variable of the tier, by
-      name.
-    tier: The tier.
-
-  Raises:
-    SettingError: If there is no such tier.
+    slopes: (the client's context) -> a slope for each GLOBAL variable, by name.
   """
-  (tier,) = tiers.check_tiers(tier, 'linear')
 
   def term(client: ClientContext) -> tf.Tensor:
     added = slopes(client)
     return _total(
       added[name] * tensor
-      for name, tensor in client.weights.get(tier, {}).items()
+      for name, tensor in client.weights.get(tiers.GLOBAL, {}).items()
     )
 
   return term

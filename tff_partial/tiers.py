@@ -4,9 +4,8 @@ A model's variables belong to GLOBAL, GROUP or LOCAL. A client may also hold a
 personal copy of the GLOBAL ones, which is the tier PERSONAL, under the same
 names, and numbers that are not variables of the model, the tier CLIENT_VALUES.
 
-Weights are a mapping from tier to a mapping from variable name to tensor. The
-two laws of this module: `join(*split(weights, tiers)) == weights` for any
-choice of tiers, and `delta(weights, weights)` is zero.
+Weights are a mapping from tier to a mapping from variable name to tensor. Of
+the same weights, `delta(weights, weights)` is zero.
 """
 
 import collections
@@ -59,18 +58,6 @@ def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
         f'{where}: {tier!r} is not a tier. The tiers are {", ".join(TIERS)}.'
       )
   return tiers
-
-
-def split(
-  weights: Mapping[str, Any], tiers: Iterable[str]
-) -> tuple[Weights, Weights]:
-  """Split weights into those of `tiers` and all others, keeping the order."""
-  tiers = check_tiers(tiers, 'split')
-  chosen: Weights = collections.OrderedDict()
-  rest: Weights = collections.OrderedDict()
-  for tier, tensors in weights.items():
-    (chosen if tier in tiers else rest)[tier] = tensors
-  return chosen, rest
 
 
 def join(*parts: Mapping[str, Any]) -> Weights:

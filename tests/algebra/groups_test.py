@@ -14,7 +14,6 @@ import tensorflow_federated as tff
 import baselines
 from tests.support import planted
 import tff_partial
-from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import groups
 from tff_partial import phases
@@ -489,7 +488,7 @@ _PRIVATE = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
       "UnweightedMeanFactory, which joins 'w/kernel', does not weigh clients",
     ),
     (
-      aggregators.by_name({'w/.*': _PRIVATE}),
+      _PRIVATE,
       "DifferentiallyPrivateFactory, which joins 'w/kernel'",
     ),
   ],

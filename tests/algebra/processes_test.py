@@ -123,7 +123,6 @@ def test_the_type_of_a_process(process):
   assert taken[1].member.is_equivalent_to(kept)
   assert taken[1].placement is taken[2].placement is tff.CLIENTS
   assert taken[2].member.is_equivalent_to(data)
-  assert process.client_type.is_equivalent_to(data)
   result = process.next.type_signature.result
   assert [name for name, _ in tff.structure.iter_elements(result)] == [
     'state',

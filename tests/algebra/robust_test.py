@@ -247,7 +247,7 @@ def test_robust_joins_are_refused_beside_noise_and_for_members(model):
   private = privacy.private_mean(
     clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=9
   )
-  two = aggregators.by_name({'line/kernel': private}, median)
+  two = planted.in_parts(private, median)
   with pytest.raises(
     client_work.CompositionError,
     match='coordinate_median: clients would send their updates exactly, beside',

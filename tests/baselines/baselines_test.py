@@ -407,40 +407,6 @@ def test_centralized_training_is_that_of_keras_on_the_pool():
   )
 
 
-def test_examples_tell_whose_they_are():
-  source = packing.pack(
-    _clients(), algorithms.build_fed_avg(_model()).example_spec
-  )
-  spec = collections.OrderedDict(
-    x=collections.OrderedDict(
-      features=tf.TensorSpec([3], tf.float32), user=tf.TensorSpec([], tf.int32)
-    ),
-    y=tf.TensorSpec([1], tf.float32),
-    weight=tf.TensorSpec([], tf.float32),
-  )
-
-  def tell(fields: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    user = np.full(len(fields['y']), number, np.int32)
-    return {**fields, 'x': {'features': fields['x'], 'user': user}}
-
-  numbered = baselines.centralized.number_clients(source, tell, spec)
-  assert numbered.client_ids == source.client_ids
-  seeds = np.zeros([3, 2], np.int32)
-  for number, value in enumerate(numbered.cohort(numbered.client_ids, seeds)):
-    given = _clients()[f'client {number}']
-    count = len(given['y'])
-    assert value['count'] == count
-    x = value['examples']['x']
-    np.testing.assert_array_equal(x['user'][:count], [number] * count)
-    np.testing.assert_array_equal(x['features'][:count], given['x'])
-  (value,) = baselines.centralized.pool(source, spec, tell).cohort(
-    [baselines.centralized.ALL_CLIENTS], seeds[:1]
-  )
-  np.testing.assert_array_equal(
-    value['examples']['x']['user'], [0] * 9 + [1] * 6 + [2] * 13
-  )
-
-
 # ---- refusals ----------------------------------------------------------------
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import planted
 from tests.support import small_runs
 from tests.support.commands import repeatable_rows
 import tff_partial
-from tff_partial import aggregators
 from tff_partial import phases
 from tff_partial.composition import Aggregation
 from tff_partial.data import vocabularies
@@ -239,7 +239,7 @@ def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
     ({}, 'noise that the process does not add'),
     (
       # Nobody can say what is left of the noise, or of the clip, in there.
-      {'aggregator': aggregators.by_name({'items.*': _plan().mean()})},
+      {'aggregator': planted.in_parts(_plan().mean())},
       'noise that the process does not add',
     ),
     (
@@ -300,7 +300,7 @@ def test_noise_that_nothing_counts_is_refused(make):
   ('averaging', 'expected'),
   [
     (
-      {'aggregator': aggregators.by_name({'items.*': _plan().mean()})},
+      {'aggregator': planted.in_parts(_plan().mean())},
       'No ledger can, as only parts of an update have noise',
     ),
     (

@@ -252,14 +252,9 @@ def _items_prior(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Estimate the items' prior from the posteriors of the round before.
 
-  Args:
-    server: The server before the round's sums.
-    packing: The form of the covariances.
-    known: Attributes, `[items, width]`.
-
-  Returns:
-    Means, `[items, size]`, and the precision in units of the noise's,
-    `[size, size]`; zeros and the unit matrix before the first round.
+  Return means, `[items, size]`, and the precision in units of the noise's,
+  `[size, size]`; zeros and the unit matrix before the first round. Attributes
+  are `[items, width]`.
   """
   weights = server.weights[GLOBAL]
   item = tf.cast(weights[posteriors.ITEM], tf.float64)

@@ -2,8 +2,7 @@
 
 Nothing is local: a model with local variables is refused, since they would not
 be trained. If each user has a row of a table at the server (footnote 4 of the
-FedRecon paper), that is FedAvg on a model which reads the user's index; see
-`centralized.number_clients`.
+FedRecon paper), that is FedAvg on a model which reads the user's index.
 
 Deviation: clients process their examples in order unless `training` shuffles;
 the paper uses random batches.

@@ -156,14 +156,7 @@ def _solved(
   packing: Packing,
   weighting: factors.Weighting,
 ) -> tf.Tensor:
-  """Return the items' vectors, float64 `[items, size]`.
-
-  Args:
-    state: The sums over users.
-    items: The sums over each item's users.
-    packing: The form of matrices in these.
-    weighting: Weights of the unobserved and the regularization.
-  """
+  """Return the items' vectors, float64 `[items, size]`, by sums over users."""
   number, square, right = tf.split(
     tf.cast(items, tf.float64), [1, packing.number, packing.size], 1
   )

@@ -123,11 +123,7 @@ def _growth(done: tf.Tensor) -> tf.Tensor:
 
 
 def _check_tables(model: models.PartialModel, shared: str, own: str) -> None:
-  """Check that the model has both tables, of one shape.
-
-  Raises:
-    SettingError: If it lacks one, or their shapes differ.
-  """
+  """Check that the model has both tables, of one shape."""
   shapes = []
   for argument, tier, name in (('shared', GLOBAL, shared), ('own', LOCAL, own)):
     specs = model.specs(tier) if tier in model.tiers else {}

@@ -131,12 +131,7 @@ def _parts(aggregator: aggregators.Factory) -> Sequence[aggregators.Factory]:
 def mechanisms_of(
   aggregator: aggregators.Factory, postprocess_update: PostprocessUpdate | None
 ) -> list[mechanisms.Mechanism]:
-  """Return all mechanisms that clip and noise some of what clients send.
-
-  Args:
-    aggregator: Aggregates updates.
-    postprocess_update: Transforms the update before it is sent, or None.
-  """
+  """Return all mechanisms that clip and noise some of what clients send."""
   parts = [*_parts(aggregator), postprocess_update]
   found = (getattr(part, 'mechanism', None) for part in parts)
   return [each for each in found if each is not None]
@@ -174,10 +169,6 @@ def _check_states(
   client: client_work.ClientWork, found: Sequence[mechanisms.Mechanism]
 ) -> None:
   """Check that states of layers are trained, and not noised.
-
-  Args:
-    client: The clients' work.
-    found: The mechanisms that clip and noise what clients send.
 
   Raises:
     CompositionError: If no phase trains them on examples, or they would be
@@ -255,16 +246,13 @@ def _check_members(
       'are all members. Leave it out.'
     )
   for name in names:
-    joins = aggregator
-    if isinstance(aggregator, aggregators.ByNameFactory):
-      joins = aggregator.parts[aggregator.part_of(name)]
-    if not isinstance(joins, aggregators.WeightedFactory) or isinstance(
-      joins, RobustFactory
+    if not isinstance(aggregator, aggregators.WeightedFactory) or isinstance(
+      aggregator, RobustFactory
     ):
       raise CompositionError(
-        f'mean_of_members: {type(joins).__name__}, which joins {name!r}, does '
-        'not weigh clients by their weights, so that a mean over some of them '
-        'does not follow from it. Take a weighted mean, or do without.'
+        f'mean_of_members: {type(aggregator).__name__}, which joins {name!r}, '
+        'does not weigh clients by their weights, so that a mean over some of '
+        'them does not follow from it. Take a weighted mean, or do without.'
       )
 
 

@@ -187,16 +187,7 @@ class RobustFactory(tff.aggregators.WeightedAggregationFactory):
   """
 
   def __init__(self, name: str, join: Join, clients_per_round: int):
-    """Store the join.
-
-    Args:
-      name: Its name, for messages.
-      join: Joins the updates.
-      clients_per_round: The most clients of a round.
-
-    Raises:
-      SettingError: If the number is not a positive one.
-    """
+    """Store the join, its name, and the most clients of a round."""
     _check_whole(name, clients_per_round=clients_per_round)
     if clients_per_round < 1:
       raise SettingError(

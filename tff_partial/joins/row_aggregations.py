@@ -56,11 +56,7 @@ class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
   """
 
   def __init__(self, num_rows: int):
-    """Initialize the factory.
-
-    Args:
-      num_rows: Number of rows of the table.
-    """
+    """Set the number of rows of the table."""
     self._num_rows = num_rows
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:

@@ -31,11 +31,7 @@ class Flat:
   """
 
   def __init__(self, weights: tiers.Weights):
-    """Store the shapes.
-
-    Args:
-      weights: Tier to named tensors.
-    """
+    """Store the shapes of weights."""
     self._like = weights
     leaves = _leaves(weights)
     static = [leaf.shape.num_elements() for leaf in leaves]
@@ -97,15 +93,7 @@ class Linearized:
   """
 
   def __init__(self, predict: Callable[[tf.Tensor], Any], around: tf.Tensor):
-    """Predict, and prepare derivatives.
-
-    Args:
-      predict: From the vector of weights to predictions.
-      around: The weights.
-
-    Raises:
-      ExactError: If predictions do not depend on the weights.
-    """
+    """Predict at weights, and prepare derivatives, which may not be none."""
     self._around = around
     self._outer = tf.GradientTape(
       persistent=True, watch_accessed_variables=False

@@ -62,10 +62,6 @@ def _eliminated(matrix: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
   """Solve a system by Gauss-Jordan elimination, which runs everywhere.
 
   Such a matrix needs no pivots. Numbers that are not finite end in NaN.
-
-  Args:
-    matrix: As for `solve`.
-    right: As for `solve`.
   """
   size = matrix.shape[0]
 
