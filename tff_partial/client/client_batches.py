@@ -29,12 +29,7 @@ class Batches:
   ):
     """Choose the examples and their order.
 
-    Args:
-      phase: The phase.
-      examples: The client's examples.
-      chosen: The examples that the phase chose.
-      seed: int32 `[2]`, determines the orders.
-      round_number: int32, the number of completed rounds, or None.
+    `seed` is int32 `[2]`, `round_number` int32 or None.
     """
     self._examples = examples
     self._count = chosen.count

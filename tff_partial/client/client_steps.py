@@ -206,10 +206,7 @@ class Steps:
   ):
     """Store what does not change between steps.
 
-    Args:
-      model: The client's model.
-      context: The client's context before the steps.
-      part_seed: int32 `[2]`, for random parts of its examples.
+    `part_seed` is int32 `[2]`, for random parts of its examples.
     """
     self._model = model
     self._context = context

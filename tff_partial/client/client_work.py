@@ -47,11 +47,7 @@ def type_of(specs: Any) -> tff.Type:
 
 
 def without_slots(remembered: tff.Type) -> tff.Type:
-  """Return the type of clients' state without optimizer slots.
-
-  Args:
-    remembered: The type of the whole state.
-  """
+  """Return the type of clients' state without optimizer slots."""
   is_kept = isinstance(remembered, tff.StructType) and (
     tff.structure.name_list(remembered)
     == [optimizer_slots.HELD, optimizer_slots.SLOTS]
@@ -119,12 +115,7 @@ def initial_weights(model: models.PartialModel) -> tff.Computation:
 def first_server_state(
   model: models.PartialModel, server_state: ServerState
 ) -> tff.Computation:
-  """Make `( -> server state)`: the server's first state besides weights.
-
-  Args:
-    model: The model.
-    server_state: Makes it from the model.
-  """
+  """Make `( -> server state)`: the server's first state besides weights."""
   return tff.tensorflow.computation(
     lambda: tf.nest.map_structure(tf.convert_to_tensor, server_state(model))
   )

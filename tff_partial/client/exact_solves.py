@@ -32,11 +32,7 @@ class ExactSolve:
   ):
     """Choose the examples.
 
-    Args:
-      phase: The phase.
-      model: The client's model.
-      context: The client's context before it.
-      part_seed: int32 `[2]`, for random parts of its examples.
+    `part_seed` is int32 `[2]`, for random parts of the examples.
     """
     self._phase = phase
     self._settings = phase.exact or Exact()
@@ -54,11 +50,7 @@ class ExactSolve:
     self._flat = affine.Flat(self._mine)
 
   def solve(self, weights: tiers.Weights) -> newton.Solution:
-    """Return the minimum, given the other weights.
-
-    Args:
-      weights: All weights of the client.
-    """
+    """Return the minimum, given the other weights."""
     prior = self._prior(weights)
     return newton.minimize(
       self._settings,

@@ -39,11 +39,7 @@ def name_of(number: int, place: int) -> str:
 
 
 def keeping(work: phases.Work) -> dict[str, phases.Phase]:
-  """Return the phases whose slots are kept with the client, by name.
-
-  Args:
-    work: A client's work in a round.
-  """
+  """Return the phases whose slots are kept with the client, by name."""
   return {
     name_of(number, place): phase
     for number, part in enumerate(work)
@@ -68,12 +64,7 @@ def _trained(
 def first(
   keeping: Mapping[str, phases.Phase], model: models.PartialModel
 ) -> collections.OrderedDict[str, Any]:
-  """Make the kept slots of a client that never took part.
-
-  Args:
-    keeping: The phases whose slots are kept.
-    model: The model.
-  """
+  """Make the kept slots of a client that never took part."""
   return collections.OrderedDict(
     (
       name,
@@ -150,13 +141,6 @@ def check(
   shared: Any,
 ) -> None:
   """Check that slots can be kept with a client.
-
-  Args:
-    keeping: The phases whose slots are kept.
-    model: The model.
-    recall: How a client recalls its weights; see `ClientState`.
-    remembered: The specs of the rest of its state.
-    shared: The specs of the weights that it receives, by tier.
 
   Raises:
     PhaseError: If such a phase trains none of the client's own weights, or the

@@ -83,17 +83,7 @@ def client_update(
   client: Any,
   sent: Mapping[str, Any],
 ) -> ClientUpdate:
-  """Let one client work in a round; see `ClientWork.computation`.
-
-  Args:
-    work: The client's work.
-    spec: What it sends.
-    shared: The weights received, by tier.
-    frozen: Weights that are never trained.
-    kept: The client's state.
-    client: Its data.
-    sent: What the server sends besides weights, by name.
-  """
+  """Let one client work in a round; see `ClientWork.computation`."""
   with work.begin(shared, frozen, kept, client, sent) as context:
     result = local_training.run(
       work.work, context, work.tables, sent.get('round')

@@ -73,12 +73,7 @@ def initialize(parts: RoundParts) -> tff.Computation:
 
 
 def next_round(parts: RoundParts, state_type: tff.Type) -> tff.Computation:
-  """Make `(S@SERVER, C@CLIENTS, D@CLIENTS) -> PartialProcessOutput`.
-
-  Args:
-    parts: The computations of which a round consists.
-    state_type: The type `S@SERVER`.
-  """
+  """Make `(S@SERVER, C@CLIENTS, D@CLIENTS) -> PartialProcessOutput`."""
   _, kept_type, client_type = parts.client.types
   measure = tff.learning.metrics.sum_then_finalize(
     client_metrics.metric_finalizers(parts.client.model),

@@ -55,13 +55,7 @@ class JoinUpdates:
   ):
     """Make the processes.
 
-    Args:
-      aggregator: The aggregation factory.
-      server_optimizer: Uses the aggregated updates as gradients.
-      server_type: Type of the weights.
-      message_type: Type of a client's message.
-      with_update: The statistics that are joined with the updates.
-      model: The model, whose layers' states the server optimizer leaves alone.
+    The server optimizer leaves alone the states of the model's layers.
     """
     self._model = model
     self._aggregation: Any = None

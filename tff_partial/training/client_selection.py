@@ -83,10 +83,6 @@ class HighestLoss:
 def selected(select: SelectClients, draw: Draw) -> list[str]:
   """Select clients, and check them.
 
-  Args:
-    select: The selection.
-    draw: The clients that were drawn.
-
   Raises:
     ProgramError: If it returns none, too many, one twice, or others than drawn.
   """

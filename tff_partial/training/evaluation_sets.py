@@ -303,10 +303,7 @@ def with_memories(
 ) -> tuple[Sequence[Any], cohorts.Cohort]:
   """Return the states of a set's clients, and the clients.
 
-  Args:
-    evaluation_set: The evaluation and its clients.
-    seed: The run's seed.
-    client_store: Client states, for a set that is `remembering`.
+  States are read for a set that is `remembering`.
   """
   ids = evaluation_set.clients.client_ids
   seeds = sampling.client_seeds(ids, seed, 'evaluation')

@@ -24,8 +24,7 @@ _IDLE_ATTRIBUTES = frozenset(
 def of_computations(*computations: tff.Computation) -> str:
   """Return the fingerprint of some computations, as hex digits.
 
-  Args:
-    *computations: The computations; their order matters.
+  Their order matters.
   """
   digest = hashlib.blake2b(digest_size=16)
   for computation in computations:

@@ -128,9 +128,6 @@ class Records:
   def complete(self, values: Mapping[str, Any]) -> None:
     """Fill empty columns of the last row.
 
-    Args:
-      values: Column to a number; the row has these columns.
-
     Raises:
       RunError: If it cannot be written.
     """
@@ -198,12 +195,7 @@ class Records:
 
 
 def entry(round_number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a round's number and the columns that have a value.
-
-  Args:
-    round_number: The round.
-    row: Column of `metrics.csv` to a number, or to an empty text.
-  """
+  """Return a round's number and the columns that have a value."""
   measured = {name: value for name, value in row.items() if value != ''}
   return {'round': round_number, **measured}
 
@@ -267,10 +259,7 @@ def add_curves(
 ) -> None:
   """Add metrics after the last round to a run's TensorBoard events.
 
-  Args:
-    folder: The run's folder.
-    numbers: `PHASE/METRIC` to the number.
-    round_number: The round.
+  `numbers` is from `PHASE/METRIC` to the number.
 
   Raises:
     RunError: If they cannot be written.

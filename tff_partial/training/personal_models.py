@@ -153,11 +153,7 @@ class Predictor:
   ):
     """Take the arguments that all clients have in common.
 
-    Args:
-      trained: The result of `train` or `load`.
-      clients: A source that has the clients.
-      evaluation: As for `personalise`.
-      seed: As for `personalise`.
+    See `personalise`.
     """
     self._trained = trained
     self._clients = clients
@@ -263,14 +259,7 @@ def model_of(
 ) -> tf.keras.Model:
   """Personalise a client as in an evaluation, and return its model.
 
-  Args:
-    evaluation: The evaluation.
-    weights: The shared weights, `ModelWeights`.
-    kept: The client's state.
-    client: Its value: examples, count and seed. Fields that the evaluation does
-      not read are left out.
-    server_state: Server state other than weights, for an evaluation whose
-      clients read it.
+  Fields of `client` that the evaluation does not read are left out.
   """
   weights = evaluation_sets.weights_of(evaluation.model, weights)
   own = _own_weights(evaluation, weights, kept, client, server_state)

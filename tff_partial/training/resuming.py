@@ -35,14 +35,7 @@ def run(
   States of `client_store` after rounds later than that are dropped; those that
   were saved as round 0 are the states before the first round.
 
-  Args:
-    loop: The loop, which has not begun.
-    client_store: Store of client states; by default in a folder of
-      `output_dir`, or in memory without one.
-    output_dir: Folder for records, checkpoints and the clients' vocabularies;
-      None to write nothing.
-    tensorboard: True to write TensorBoard events, too.
-    show_progress: True to show a progress bar.
+  Other arguments are as for `train`.
   """
   if client_store is not None:
     _check_store(client_store, loop.process, loop.seed, output_dir)

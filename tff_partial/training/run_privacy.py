@@ -31,11 +31,6 @@ def ledger_of(
 ) -> privacy_plans.PrivacyLedger | None:
   """Return the ledger that counts a run's rounds, or None if not needed.
 
-  Args:
-    process: The process to train.
-    privacy: The ledger that was given, or `UNACCOUNTED`, if any.
-    rounds: Number of rounds of the whole run.
-
   Raises:
     PrivacyError: If the ledger does not match the process.
     ProgramError: If the process is private and nothing counts its cost, or if

@@ -91,11 +91,7 @@ def describe(
 
 
 def of_process(process: processes.PartialProcess) -> str:
-  """Return the fingerprint of a process.
-
-  Args:
-    process: The process.
-  """
+  """Return the fingerprint of a process."""
   return fingerprints.of_computations(
     process.initialize, process.next, process.initialize_client
   )
@@ -116,13 +112,7 @@ def _described(
 def check(
   before: Mapping[str, str], now: Mapping[str, str], where: Any
 ) -> None:
-  """Refuse to resume a run with other settings, and name what differs.
-
-  Args:
-    before: The settings of the run.
-    now: Those with which to resume it.
-    where: Its folder.
-  """
+  """Refuse to resume a run with other settings, and name what differs."""
   for name in {**before, **now}:
     if name in _LATER and name not in before:
       continue  # Runs of older versions lack it.

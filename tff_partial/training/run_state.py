@@ -85,12 +85,7 @@ class Run:
     process: processes.PartialProcess,
     privacy: privacy_plans.PrivacyLedger | None = None,
   ):
-    """Start a run.
-
-    Args:
-      process: The process to train.
-      privacy: Ledger of its cost, or None.
-    """
+    """Start a run."""
     self.process = process
     self.privacy = privacy
     self.store: client_store_lib.ClientStore | None = None
@@ -138,11 +133,7 @@ class Run:
     return self.store is not None and self.store.is_full
 
   def next(self, clients: cohorts.Cohort) -> Mapping[str, Any]:
-    """Run a round with some clients and return its metrics.
-
-    Args:
-      clients: The cohort.
-    """
+    """Run a round with some clients and return its metrics."""
     ids = clients.client_ids
     kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
     if self.store is not None:
@@ -161,13 +152,7 @@ class Run:
     size: int,
     stop: selection.StoppingRule,
   ) -> None:
-    """Note the round's loss, and whether one more round has diverged.
-
-    Args:
-      metrics: The training metrics, pooled.
-      size: Number of clients that took part.
-      stop: Rule by which a round has diverged.
-    """
+    """Note the round's loss, and whether one more round has diverged."""
     notes = self.notes
     notes.train = dict(metrics)
     if not size:
@@ -186,14 +171,7 @@ class Run:
     select: selection.Selection,
     on_clients: Callable[[evaluation.ByClient], Any] | None = None,
   ) -> dict[str, Any]:
-    """Measure the validation clients, and keep the best weights.
-
-    Args:
-      evaluation_set: The clients that are measured.
-      seed: The run's seed.
-      select: Criterion of the best round.
-      on_clients: Called with each client's values; see `evaluate`.
-    """
+    """Measure the validation clients, and keep the best weights."""
     weights, notes = self.weights, self.notes
     measured = evaluation_sets.measure(
       evaluation_set,
@@ -215,12 +193,7 @@ class Run:
     return measured
 
   def is_over(self, rounds: int, stop: selection.StoppingRule) -> bool:
-    """Return True if no round is left to do.
-
-    Args:
-      rounds: Number of rounds of the run.
-      stop: Rule by which a run counts as diverged.
-    """
+    """Return True if no round is left to do."""
     return bool(
       self.round >= rounds
       or self.notes.diverging_rounds >= stop.rounds
@@ -228,11 +201,7 @@ class Run:
     )
 
   def has_diverged(self, stop: selection.StoppingRule) -> bool:
-    """Return True if the training or the last validation has diverged.
-
-    Args:
-      stop: Rule by which a run counts as diverged.
-    """
+    """Return True if the training or the last validation has diverged."""
     if self.notes.diverging_rounds >= stop.rounds:
       return True
     measured = self.notes.validation
@@ -282,12 +251,7 @@ class Run:
     saved: checkpoints.Checkpoints | None,
     table: metrics_log.Records | None,
   ) -> None:
-    """Save client states, and then everything else.
-
-    Args:
-      saved: The checkpoints, or None.
-      table: The rows that were written, or None.
-    """
+    """Save client states, and then everything else."""
     if self.store is not None:
       self.store.save(self.round, self.notes.best_round)
       self.notes.deletions = self.store.deletions
@@ -295,11 +259,7 @@ class Run:
       saved.save(self.progress(table))
 
   def go_on_from(self, found: checkpoints.Progress) -> None:
-    """Restore a checkpoint, and the runtime's choices at that time.
-
-    Args:
-      found: The checkpoint.
-    """
+    """Restore a checkpoint, and the runtime's choices at that time."""
     self.round = int(found.round)
     self.state = found.state
     self.best_weights = found.best_weights
@@ -316,11 +276,7 @@ class Run:
 
 
 def remembered(process: processes.PartialProcess) -> tff.Type | None:
-  """Return the type of client states, or None if there are none.
-
-  Args:
-    process: The process.
-  """
+  """Return the type of client states, or None if there are none."""
   if process.is_stateless:
     return None
   return process.initialize_client.type_signature.result

@@ -31,10 +31,6 @@ class OtherError(Exception):
 def read(checkpoint: pathlib.Path, expected: Any) -> Any:
   """Read the variables of a checkpoint, and run nothing of it.
 
-  Args:
-    checkpoint: Its folder.
-    expected: The types and shapes that it must hold.
-
   Raises:
     DamagedError: If its files cannot be read.
     OtherError: If they hold something else.

@@ -76,13 +76,7 @@ class StoppingRule:
     first_loss: float | None,
     num_clients: int,
   ) -> bool:
-    """Return True if a round has diverged.
-
-    Args:
-      measured: Metrics of a round's training, or of a validation.
-      first_loss: The first loss of that kind, if there was one.
-      num_clients: Number of clients that were to be measured.
-    """
+    """Return True if a round has diverged."""
     loss = float(measured['loss'])
     lost = int(measured['num_not_finite'])
     if not math.isfinite(loss) or lost > self.share_not_finite * num_clients:
@@ -95,13 +89,7 @@ class StoppingRule:
 def describe_divergence(
   number: int, rounds: int, train: Mapping[str, Any] | None
 ) -> str:
-  """Describe how a run diverged, with a remedy.
-
-  Args:
-    number: The last round.
-    rounds: Number of rounds of the whole run.
-    train: That round's training metrics; None to leave them out.
-  """
+  """Describe how a run diverged, with a remedy."""
   told = f'The run diverged; it ended after round {number} of {rounds}. '
   if train:
     told += (

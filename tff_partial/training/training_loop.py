@@ -286,11 +286,7 @@ class TrainingLoop:
       self.saved.close()
 
   def result(self, seconds: float) -> results.TrainingResult:
-    """Return the result of the run.
-
-    Args:
-      seconds: Duration of this call.
-    """
+    """Return the result of the run."""
     run, notes, privacy = self.run, self.run.notes, self.privacy
     times = self.durations
     train = notes.train if privacy is None or self.diagnostics else {}
@@ -345,10 +341,6 @@ def _check_query_examples(
   """Refuse to train if no client has an example in a measured phase.
 
   Clients are read one after another up to the first that has one.
-
-  Args:
-    process: The algorithm.
-    clients: The clients to train with.
 
   Raises:
     ProgramError: If none has.

@@ -22,11 +22,6 @@ def fitted(
 ) -> Sequence[Any]:
   """Pad the tables of a cohort's clients with zeros.
 
-  Args:
-    states: The state of each client.
-    kind: Their type.
-    cohort: The clients, in the same order.
-
   Returns:
     The states with larger tables, or unchanged if all tables have a fixed
     size.

@@ -347,10 +347,7 @@ def look_up(
 ) -> collections.OrderedDict[str, np.ndarray] | None:
   """Return one client's state, for readers of the file without a process.
 
-  Args:
-    versions: The file.
-    client_id: The client.
-    round_number: The round after which to read; the last one if None.
+  By default it is the state after the last round.
 
   Returns:
     Its leaves by name, or None if it never took part or was deleted.

@@ -22,11 +22,7 @@ class FreshStates:
   """Sources of the newest states of some clients."""
 
   def __init__(self, specs: Sequence[tf.TensorSpec]):
-    """Start without any.
-
-    Args:
-      specs: Types and shapes of a state's leaves.
-    """
+    """Start without any."""
     self._specs = specs
     self._table = state_table.StateTable(specs)
     self._places: dict[str, tuple[sources.Source, int]] = {}

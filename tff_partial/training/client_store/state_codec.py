@@ -117,11 +117,7 @@ class Format:
     return states
 
   def decode(self, states: Sequence[bytes]) -> list[np.ndarray]:
-    """Return each leaf of all clients; an array of arrays if shapes differ.
-
-    Args:
-      states: As `encode` returned them.
-    """
+    """Return each leaf of all clients; an array of arrays if shapes differ."""
     if self.num_bytes is not None:
       records = np.frombuffer(b''.join(states), self._record)
       # Fields are strided in memory, TensorFlow needs contiguous arrays.
@@ -209,9 +205,7 @@ def first_states(
   They are made here, whatever runtime is current, so that they are the same bit
   for bit under every one, and do not depend on the other clients.
 
-  Args:
-    initialize_client: `(int32[2] -> C)`.
-    seeds: int32 `[clients, 2]`.
+  From `(int32[2] -> C)` and seeds, int32 `[clients, 2]`.
 
   Returns:
     A sequence of one value for each client, for `process.next`.
