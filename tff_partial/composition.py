@@ -145,9 +145,11 @@ def compose(
   update = client.computation(
     functools.partial(messages.client_update, client, spec), sent
   )
-  exchanges = server_update.exchanges(
-    statistics, client, update.type_signature.result, work_state, sent
-  )
+  update_type = update.type_signature.result
+  exchanges = [
+    server_update.exchange(one, client, update_type, work_state, sent)
+    for one in statistics
+  ]
   updates = server_update.JoinUpdates(
     aggregator,
     server_optimizer,
@@ -193,7 +195,9 @@ def _process(
     sent=sent_tiers,
     sent_beside={
       one.statistic.name: one.own_type
-      for one in sorted(exchanges, key=lambda one: not one.is_with_update)
+      for one in sorted(
+        exchanges, key=lambda one: one.statistic.join is not Join.WITH_UPDATE
+      )
     },
     loaded_beside=_loaded_beside(
       client, parts.work_state, parts.sent, exchanges

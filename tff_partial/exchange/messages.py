@@ -16,7 +16,6 @@ from tff_partial.client import local_training
 from tff_partial.client import work as work_lib
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Statistic
-from tff_partial.client_statistics import UpdateClientState
 from tff_partial.contexts import Outcome
 
 ClientWeighting: TypeAlias = tff.learning.ClientWeighting
@@ -186,21 +185,6 @@ def second_pass(
     'weight': tf.TensorSpec([], tf.float32),
   }
   return work.computation(summarize, beside)
-
-
-def settling(
-  update_client_state: UpdateClientState,
-  kept_type: tff.Type,
-  own_type: tff.Type,
-  joined_type: tff.Type,
-) -> tff.Computation:
-  """Make `(C, C, own statistic, joined statistic -> C)`, for one client."""
-
-  @tff.tensorflow.computation(kept_type, kept_type, own_type, joined_type)
-  def settled(before: Any, after: Any, own: Any, joined: Any) -> Any:
-    return update_client_state(before, after, own, joined)
-
-  return settled
 
 
 def _zero_unless(condition: tf.Tensor) -> Callable[[Any], Any]:

@@ -277,8 +277,8 @@ class Exchange(NamedTuple):
     second_pass: Computes a client's value after the update; see
       `messages.second_pass`. None if it is sent with the update.
     process: Aggregates it; None for a sum, or with the update.
-    update: Updates what the server holds; see `updating`.
-    settle: Determines clients' state; see `messages.settling`.
+    update: `(ModelWeights, work state, joined -> (ModelWeights, work state))`.
+    settle: `(C, C, own statistic, joined statistic -> C)`, for one client.
   """
 
   statistic: Statistic
@@ -289,42 +289,23 @@ class Exchange(NamedTuple):
   update: tff.Computation | None
   settle: tff.Computation | None
 
-  @property
-  def is_with_update(self) -> bool:
-    """True if the statistic is joined with the update."""
-    return self.statistic.join is Join.WITH_UPDATE
 
-
-def exchanges(
-  statistics: Sequence[Statistic],
-  client: client_work.ClientWork,
-  update_type: tff.StructType,
-  work_state: tff.Type,
-  sent: Mapping[str, Any],
-) -> list[Exchange]:
-  """Make the exchanges of statistics in a round.
-
-  Args:
-    statistics: The statistics.
-    client: The clients' work.
-    update_type: The type of a `ClientUpdate`.
-    work_state: The type of the server's state besides weights.
-    sent: Specs of what the server sends besides weights.
-  """
-  return [
-    _exchange(statistic, client, update_type, work_state, sent)
-    for statistic in statistics
-  ]
-
-
-def _exchange(
+def exchange(
   statistic: Statistic,
   client: client_work.ClientWork,
   update_type: tff.StructType,
   work_state: tff.Type,
   sent: Mapping[str, Any],
 ) -> Exchange:
-  """Make the exchange of one statistic."""
+  """Make the exchange of a statistic in a round.
+
+  Args:
+    statistic: The statistic.
+    client: The clients' work.
+    update_type: The type of a `ClientUpdate`.
+    work_state: The type of the server's state besides weights.
+    sent: Specs of what the server sends besides weights.
+  """
   name, second_pass, process = statistic.name, None, None
   server_type, kept_type, _ = client.types
   if statistic.join is Join.WITH_UPDATE:
@@ -340,39 +321,28 @@ def _exchange(
     joined_type = process.next.type_signature.result.result.member
   update = settle = None
   if statistic.update is not None:
-    update = updating(
+    update = _updating(
       name, statistic.update, server_type, work_state, joined_type
     )
-  if statistic.update_client_state is not None:
-    settle = messages.settling(
-      statistic.update_client_state, kept_type, own_type, joined_type
+  settled = statistic.update_client_state
+  if settled is not None:
+    settle = tff.tensorflow.computation(
+      lambda before, after, own, joined: settled(before, after, own, joined),
+      *(kept_type, kept_type, own_type, joined_type),
     )
   return Exchange(
     statistic, own_type, joined_type, second_pass, process, update, settle
   )
 
 
-def updating(
+def _updating(
   name: str,
   update: Callable[[Server, Any], Server],
   server_type: tff.Type,
   work_type: tff.Type,
   joined_type: tff.Type,
 ) -> tff.Computation:
-  """Make `(ModelWeights, work state, joined -> (ModelWeights, work state))`.
-
-  Args:
-    name: The statistic's name.
-    update: How it updates the server's weights and state.
-    server_type: Type of the weights.
-    work_type: Type of the work's state, with the server state as `server`, if
-      there is one.
-    joined_type: Type of the aggregated statistic.
-
-  Raises:
-    CompositionError: If the update would change the type of the server's
-      weights or state.
-  """
+  """Make `(ModelWeights, work state, joined -> (ModelWeights, work state))`."""
 
   @tff.tensorflow.computation(server_type, work_type, joined_type)
   def step(weights: Any, held: Any, joined: Any) -> Any:

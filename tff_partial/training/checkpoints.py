@@ -173,12 +173,22 @@ class Checkpoints:
         newest is from another process.
     """
     damaged: list[str] = []
+    expected = like._replace(
+      round=tf.TensorSpec([], tf.int32), notes=_PACKED, table=_PACKED
+    )
     for version in reversed(self._loop.run(self._manager.get_versions()) or []):
+      where = self._folder / f'{_PREFIX}{version}'
       try:
-        found = self._load(version, like)
+        found: Progress = saved_variables.read(where, expected)
       except saved_variables.DamagedError as error:
-        damaged.append(f'{_PREFIX}{version} ({first_line(error)})')
+        damaged.append(f'{where.name} ({first_line(error)})')
         continue
+      except saved_variables.OtherError as error:
+        raise RunError(
+          f'The checkpoint {where} is of another model or algorithm: it holds '
+          f'{error}. Give the flags of the run that wrote it, or choose '
+          'another output folder.'
+        ) from None
       self._set_aside(damaged, version)
       return found
     if damaged:
@@ -188,26 +198,6 @@ class Checkpoints:
         'anew, or choose another one.'
       )
     return None
-
-  def _load(self, version: int, like: Progress) -> Progress:
-    """Read the checkpoint of one round.
-
-    Raises:
-      saved_variables.DamagedError: If its files cannot be read.
-      RunError: If they can, but are from another process.
-    """
-    where = self._folder / f'{_PREFIX}{version}'
-    expected = like._replace(
-      round=tf.TensorSpec([], tf.int32), notes=_PACKED, table=_PACKED
-    )
-    try:
-      return saved_variables.read(where, expected)
-    except saved_variables.OtherError as error:
-      raise RunError(
-        f'The checkpoint {where} is of another model or algorithm: it holds '
-        f'{error}. Give the flags of the run that wrote it, or choose another '
-        'output folder.'
-      ) from None
 
   def _set_aside(self, damaged: list[str], version: int) -> None:
     """Rename damaged checkpoints, so that their rounds can be saved again."""

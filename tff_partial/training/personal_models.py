@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Mapping, Sequence
 import functools
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -24,34 +24,13 @@ from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import calibration as calibration_lib
 from tff_partial.training import evaluation_sets
+from tff_partial.training import results
 from tff_partial.training import sampling
-from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.client_store import state_codec
 from tff_partial.training.errors import ProgramError
 
-
-class Trained(Protocol):
-  """Result of `train` or `load`."""
-
-  @property
-  def process(self) -> processes.PartialProcess:
-    """The trained process."""
-
-  @property
-  def rounds(self) -> int:
-    """The number of rounds done."""
-
-  @property
-  def best_weights(self) -> Any:
-    """The weights of the best round, `ModelWeights`."""
-
-  @property
-  def best_client_store(self) -> client_store_lib.ClientStates | None:
-    """The client states after that round, or None if there are none."""
-
-  @property
-  def best_server_state(self) -> Any:
-    """Server state other than these weights, or None if there is none."""
+# Result of `train` or `load`.
+Trained: TypeAlias = results.TrainingResult | results.Saved
 
 
 @runtimes.ours()

@@ -173,7 +173,9 @@ def check(
       'are drawn at random. Leave it out.'
     )
   if validation is not None:
-    _check_validation(validation, process, select, clients)
+    validation.check(run_state.remembered(process))
+    vocabularies.check_alike(clients, validation.clients)
+    validation.check_metric(select.metric)
   return training_loop.TrainingLoop(
     process=process,
     privacy=ledger,
@@ -216,18 +218,6 @@ def _check_kinds(validation: Any, select: Any, stop: Any) -> None:
     ('stop', stop, StoppingRule | None, '`StoppingRule(rounds=5)`'),
   ):
     spelling.check_kind(name, value, kind, expected, ProgramError)
-
-
-def _check_validation(
-  validation: EvaluationSet,
-  process: processes.PartialProcess,
-  select: Selection,
-  clients: cohorts.ClientSource,
-) -> None:
-  """Check that clients can be measured, and the best round selected."""
-  validation.check(run_state.remembered(process))
-  vocabularies.check_alike(clients, validation.clients)
-  validation.check_metric(select.metric)
 
 
 @runtimes.ours()

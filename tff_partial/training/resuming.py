@@ -71,16 +71,7 @@ def _begin(
   """Resume from the folder, and open the records that rounds write to."""
   run, found = loop.run, None
   if loop.saved is not None:
-    settings = run_settings.describe(
-      run.process,
-      loop.clients,
-      loop.validation,
-      loop.sampler,
-      loop.evaluate_every,
-      loop.select,
-      loop.select_clients,
-      run.privacy,
-    )
+    settings = run_settings.describe(loop)
     found = loop.saved.latest(run.kinds)
     if found is not None:
       run.go_on_from(found)
@@ -93,7 +84,13 @@ def _begin(
       vocabularies.keep(known, output_dir, goes_on=found is not None)
   if run.notes.secret is not None:
     loop.sampler = dataclasses.replace(loop.sampler, seed=run.notes.secret)
-  run.store = client_store or _store(run.process, loop.seed, output_dir)
+  run.store = client_store
+  if run.store is None and not run.process.is_stateless:
+    run.store = client_store_lib.ClientStore(
+      run.process.initialize_client,
+      seed=loop.seed,
+      folder=output_dir and os.path.join(output_dir, CLIENTS_FOLDER),
+    )
   if run.store is not None:
     run.store.go_back_to(run.round)
     if run.privacy is not None and output_dir is not None:
@@ -136,21 +133,6 @@ def _check_store(
       f'The client store holds states of round {store.rounds[-1]}, but a run '
       'without output_dir begins with round 1. Give a new store.'
     )
-
-
-def _store(
-  process: processes.PartialProcess,
-  seed: int,
-  output_dir: str | os.PathLike[str] | None,
-) -> client_store_lib.ClientStore | None:
-  """Build the store of a run that was given none."""
-  if process.is_stateless:
-    return None
-  return client_store_lib.ClientStore(
-    process.initialize_client,
-    seed=seed,
-    folder=output_dir and os.path.join(output_dir, CLIENTS_FOLDER),
-  )
 
 
 def _check_deletions(run: run_state.Run, where: str | os.PathLike[str]) -> None:

@@ -6,12 +6,8 @@ from typing import Any
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial.data import cohorts
-from tff_partial.dp import privacy_plans
-from tff_partial.training import client_selection
-from tff_partial.training import evaluation_sets
 from tff_partial.training import fingerprints
-from tff_partial.training import sampling
-from tff_partial.training import selection
+from tff_partial.training import training_loop
 from tff_partial.training.errors import ProgramError
 
 # Number of clients to compare if a source has to load them.
@@ -26,43 +22,26 @@ _SETTINGS = {
 }
 
 
-def describe(
-  process: processes.PartialProcess,
-  clients: cohorts.ClientSource,
-  validation: evaluation_sets.EvaluationSet | None,
-  sampler: sampling.CohortSampler,
-  evaluate_every: int,
-  select: selection.Selection,
-  select_clients: client_selection.SelectClients | None,
-  privacy: privacy_plans.PrivacyLedger | None,
-) -> dict[str, str]:
+def describe(loop: training_loop.TrainingLoop) -> dict[str, str]:
   """Describe the settings that must match for a run to resume.
 
   A private run that resumed with other examples would publish two sums with the
   same noise, whose difference is exact. So its examples are compared in full.
-
-  Args:
-    process: The algorithm.
-    clients: The clients to train with.
-    validation: The clients that are measured in between, or None.
-    sampler: Draws the cohorts.
-    evaluate_every: Rounds between evaluations.
-    select: Criterion of the best round.
-    select_clients: Selects among the clients of a draw, or None. Of a function
-      only the name is compared.
-    privacy: Ledger of the run's cost, or None.
+  Of a function that selects clients only the name is compared.
   """
+  sampler, privacy = loop.sampler, loop.privacy
+  validation, select_clients = loop.validation, loop.select_clients
   sample = _CLIENTS_COMPARED if privacy is None else None
   settings = {
     'seed': str(sampler.seed),
     'clients_per_round': str(sampler.clients_per_round),
     'oversample': str(sampler.oversample),
     'dropout_rate': str(sampler.dropout_rate),
-    'evaluate_every': str(evaluate_every),
-    'select': str(select),
+    'evaluate_every': str(loop.evaluate_every),
+    'select': str(loop.select),
     'privacy': 'None',
-    'process': of_process(process),
-    **_described(clients, sample),
+    'process': of_process(loop.process),
+    **_described(loop.clients, sample),
   }
   if select_clients is not None:
     settings['select_clients'] = getattr(

@@ -212,24 +212,6 @@ class Run:
       return False  # No client had anything to measure.
     return stop.has_diverged(measured, self.notes.first_validation_loss, size)
 
-  def progress(
-    self, table: metrics_log.Records | None = None
-  ) -> checkpoints.Progress:
-    """Return everything a checkpoint must hold.
-
-    Args:
-      table: The rows that were written, or None.
-    """
-    choices = dict(getattr(_runtime(), 'choices', {}))
-    return checkpoints.Progress(
-      self.round,
-      self.state,
-      self.best_weights,
-      checkpoints.encode({**vars(self.notes), _CHOICES: choices}),
-      checkpoints.compress(table.text if table is not None else ''),
-      () if self.best_server_state is None else self.best_server_state,
-    )
-
   @property
   def kinds(self) -> checkpoints.Progress:
     """The types of the content of this process's checkpoints."""
@@ -255,8 +237,19 @@ class Run:
     if self.store is not None:
       self.store.save(self.round, self.notes.best_round)
       self.notes.deletions = self.store.deletions
-    if saved is not None:
-      saved.save(self.progress(table))
+    if saved is None:
+      return
+    choices = dict(getattr(_runtime(), 'choices', {}))
+    saved.save(
+      checkpoints.Progress(
+        self.round,
+        self.state,
+        self.best_weights,
+        checkpoints.encode({**vars(self.notes), _CHOICES: choices}),
+        checkpoints.compress(table.text if table is not None else ''),
+        () if self.best_server_state is None else self.best_server_state,
+      )
+    )
 
   def go_on_from(self, found: checkpoints.Progress) -> None:
     """Restore a checkpoint, and the runtime's choices at that time."""
