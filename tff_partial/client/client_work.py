@@ -192,8 +192,8 @@ class ClientWork:
     self.keeping = optimizer_slots.keeping(self.work)
 
     def remember(seed: tf.Tensor) -> Any:
-      held = self._with_num_rows(client_state.first(model, seed), {})
-      return self._with_slots(held, optimizer_slots.first(self.keeping, model))
+      slots = optimizer_slots.first(self.keeping, model)
+      return self._state(client_state.first(model, seed), {}, slots)
 
     first = tracing.traced(remember, random_bits.SEED_SPEC)
     self.initialize_client = tff.tensorflow.computation(
@@ -328,8 +328,8 @@ class ClientWork:
     Args:
       client: Its context then.
     """
-    held = self._with_num_rows(self.client_state.keep(client), client.rows)
-    return self._with_slots(held, client.slots.now)
+    kept = self.client_state.keep(client)
+    return self._state(kept, client.rows, client.slots.now)
 
   def keep_as_before(self, client: contexts.ClientContext) -> Any:
     """Return the state of a client whose work failed.
@@ -337,8 +337,7 @@ class ClientWork:
     Args:
       client: Its context.
     """
-    held = self._with_num_rows(client.remembered, client.rows)
-    return self._with_slots(held, client.slots.before)
+    return self._state(client.remembered, client.rows, client.slots.before)
 
   @property
   def remembers_tables(self) -> bool:
@@ -360,28 +359,22 @@ class ClientWork:
       kept = kept[_HELD]
     return tff.structure.name_list(kept)
 
-  def _with_slots(self, held: Any, slots: Mapping[str, Any]) -> Any:
-    """Return a client's state with optimizer slots, if any are kept."""
-    if not self.keeping:
-      return held
-    return collections.OrderedDict(
-      [(optimizer_slots.HELD, held), (optimizer_slots.SLOTS, slots)]
-    )
-
-  def _with_num_rows(self, kept: Any, rows: Mapping[str, tf.Tensor]) -> Any:
-    """Return a client's state with the number of valid rows of its tables."""
-    held = client_tables.names_in(kept, self.model.client_tables.names)
-    if not held:
-      return kept
-    numbers = client_tables.num_rows(rows)
-    return collections.OrderedDict(
-      {
-        _HELD: kept,
-        _NUM_ROWS: collections.OrderedDict(
-          (name, numbers.get(name, tf.constant(0))) for name in sorted(held)
-        ),
-      }
-    )
+  def _state(
+    self, kept: Any, rows: Mapping[str, tf.Tensor], slots: Mapping[str, Any]
+  ) -> Any:
+    """Return a state with its tables' numbers of valid rows, and kept slots."""
+    tables = client_tables.names_in(kept, self.model.client_tables.names)
+    if tables:
+      found = client_tables.num_rows(rows)
+      numbers = collections.OrderedDict(
+        (name, found.get(name, tf.constant(0))) for name in sorted(tables)
+      )
+      kept = collections.OrderedDict([(_HELD, kept), (_NUM_ROWS, numbers)])
+    if self.keeping:
+      kept = collections.OrderedDict(
+        [(optimizer_slots.HELD, kept), (optimizer_slots.SLOTS, slots)]
+      )
+    return kept
 
   def _without_num_rows(self, kept: Any) -> tuple[Any, Any]:
     """Return a client's state without these numbers, and the numbers."""

@@ -94,11 +94,7 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
   """
 
   def __init__(self, capacity: int):
-    """Set the maximum number of rows of all clients together.
-
-    Raises:
-      SettingError: If it is below 1.
-    """
+    """Set the most rows of all clients together, at least 1."""
     if capacity < 1:
       raise SettingError(
         f'capacity={capacity}: the server collects at least one row.'
