@@ -22,6 +22,7 @@ from tff_partial.client import client_work
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import MEMBERS
 from tff_partial.client_statistics import Statistic
+from tff_partial.dp import mechanisms
 from tff_partial.exchange import messages
 from tff_partial.exchange import rounds
 from tff_partial.exchange import server_update
@@ -184,6 +185,7 @@ def _process(
   get_weights, set_weights = weight_accessors(
     initialize.type_signature.result.member, client.types[0]
   )
+  found = mechanisms_of(aggregator, postprocess_update)
   return PartialProcess(
     initialize,
     rounds.next_round(parts, initialize.type_signature.result),
@@ -203,7 +205,8 @@ def _process(
       client, parts.work_state, parts.sent, exchanges
     ),
     mechanism=mechanism(aggregator, postprocess_update),
-    is_noised=bool(mechanisms_of(aggregator, postprocess_update)),
+    is_noised=bool(found),
+    noises_at_clients=any(one.where == mechanisms.LOCAL for one in found),
     work=client,
     server_state=server_state,
     rows_of=rows_of,

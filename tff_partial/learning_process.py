@@ -34,7 +34,6 @@ from tff_partial.client import client_work
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
 from tff_partial.data import lengths
-from tff_partial.dp import mechanisms
 from tff_partial.exchange import server_update
 
 templates = tff.learning.templates
@@ -236,8 +235,7 @@ def as_learning_process(
       'A `LearningProcess` has no place for it, so that clients would begin '
       'anew each time. Run it with a program that keeps client states.'
     )
-  noised = process.mechanism
-  if noised is not None and noised.where == mechanisms.LOCAL:
+  if process.noises_at_clients:
     raise client_work.CompositionError(
       'Clients of this process noise what they send, by seeds that are to be '
       'secret. Here they would follow from examples: clients with equal ones '

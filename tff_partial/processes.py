@@ -45,6 +45,8 @@ class PartialProcess(tff.templates.IterativeProcess):
     mechanism: The mechanism that makes these updates private, or None.
     is_noised: True if at least some of these updates are clipped and noised,
       also if there is no single `mechanism`.
+    noises_at_clients: True if clients clip and noise what they send themselves,
+      also if `mechanism` is one at the server.
     work: A client's work in a round; None if it is not known.
     server_state: Makes the server's state besides weights, for evaluations
       whose clients read it; None if there is none.
@@ -68,6 +70,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     sent: Sequence[str],
     mechanism: mechanisms.Mechanism | None = None,
     is_noised: bool = False,
+    noises_at_clients: bool = False,
     work: client_work.ClientWork | None = None,
     server_state: client_work.ServerState | None = None,
     rows_of: Sequence[str] = (),
@@ -90,6 +93,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       mechanism: The mechanism that makes these updates private, or None.
       is_noised: True if some of them are clipped and noised; all are with a
         mechanism.
+      noises_at_clients: True if clients clip and noise what they send.
       work: A client's work in a round.
       server_state: Makes the server's state besides weights, or None.
       rows_of: The GLOBAL tables of which clients send only rows.
@@ -127,6 +131,9 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.sent = tuple(sent)
     self.mechanism = mechanism
     self.is_noised = is_noised or mechanism is not None
+    self.noises_at_clients = noises_at_clients or (
+      mechanism is not None and mechanism.where == mechanisms.LOCAL
+    )
     self.work = work
     self.server_state = server_state
     self.rows_of = tuple(rows_of)

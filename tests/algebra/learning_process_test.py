@@ -3,7 +3,6 @@
 import asyncio
 import collections
 from collections.abc import Mapping
-import copy
 import csv
 import pathlib
 from typing import Any
@@ -14,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
+from tff_partial import aggregators
 from tff_partial import composition
 from tff_partial import phases
 from tff_partial import processes
@@ -24,7 +24,10 @@ from tff_partial.composition import Aggregation
 from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.data import splits
-from tff_partial.dp import mechanisms
+from tff_partial.dp import clipping
+from tff_partial.dp import local_noise
+from tff_partial.dp import privacy
+from tff_partial.exchange import messages
 from tff_partial.learning_process import as_learning_process
 from tff_partial.learning_process import client_seed
 from tff_partial.model import keras_models
@@ -250,10 +253,42 @@ def test_refuses_clients_that_remember(model):
     as_learning_process(process)
 
 
-def test_refuses_noise_of_clients_with_seeds_of_their_examples(process):
-  local = mechanisms.Mechanism(mechanisms.LOCAL, None, 1.0, None, False)
-  noised = copy.copy(process)
-  noised.mechanism = local
+def _private(noise_multiplier: float) -> tff.aggregators.AggregationFactory:
+  return privacy.private_mean(
+    clipping.FixedClip(1.0),
+    noise_multiplier=noise_multiplier,
+    clients_per_round=2,
+  )
+
+
+_LOCAL = local_noise.LocalNoise(0.1, 1.0)
+
+
+@pytest.mark.parametrize(
+  ('aggregator', 'expected'),
+  [
+    (tff.aggregators.MeanFactory(), _LOCAL.mechanism),
+    # A ledger counts what noises: the server clips alone.
+    (_private(0.0), _LOCAL.mechanism),
+    (_private(0.5), _private(0.5).mechanism),
+    (aggregators.by_name({'items.*': _private(0.5)}), _LOCAL.mechanism),
+  ],
+  ids=['local alone', 'beside clips', 'beside noise', 'beside noise of a part'],
+)
+def test_refuses_noise_of_clients_with_seeds_of_their_examples(
+  model, aggregator, expected
+):
+  noised = fed_recon.build_fed_recon(
+    model,
+    split=TIMED,
+    aggregation=Aggregation(
+      aggregator,
+      client_weighting=messages.ClientWeighting.UNIFORM,
+      postprocess_update=_LOCAL,
+    ),
+  )
+  assert noised.mechanism == expected
+  assert noised.noises_at_clients and noised.is_noised
   with pytest.raises(CompositionError, match='would add the same noise'):
     as_learning_process(noised)
 

@@ -20,8 +20,10 @@ from tff_partial.contexts import ClientContext
 from tff_partial.contexts import OverwriteWeights
 from tff_partial.data import splits
 from tff_partial.dp import clipping
+from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.errors import SettingError
+from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
@@ -242,7 +244,12 @@ def test_numbers_that_fit_no_join_are_refused(build, message):
     build()
 
 
-def test_robust_joins_are_refused_beside_noise_and_for_members(model):
+@pytest.mark.parametrize(
+  'postprocess',
+  [None, local_noise.LocalNoise(1.0, 0.0)],
+  ids=['plain', 'beside clips of clients'],
+)
+def test_robust_joins_are_refused_beside_noise(model, postprocess):
   median = aggregators.coordinate_median(clients_per_round=9)
   private = privacy.private_mean(
     clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=9
@@ -252,7 +259,18 @@ def test_robust_joins_are_refused_beside_noise_and_for_members(model):
     client_work.CompositionError,
     match='coordinate_median: clients would send their updates exactly, beside',
   ):
-    algorithms.build_fed_avg(model, aggregation=Aggregation(two))
+    algorithms.build_fed_avg(
+      model,
+      aggregation=Aggregation(
+        two,
+        client_weighting=ClientWeighting.UNIFORM,
+        postprocess_update=postprocess,
+      ),
+    )
+
+
+def test_robust_joins_are_refused_for_members():
+  median = aggregators.coordinate_median(clients_per_round=9)
   grouped = tff_partial.from_keras(_line, loss='mse', group='.*', num_groups=2)
   work = [tff_partial.groups.least_loss(), Phase(('group',), measured=True)]
   with pytest.raises(

@@ -92,13 +92,13 @@ def _check_privacy(
   statistics: Sequence[Statistic],
 ) -> None:
   """Check that clients send nothing without noise if updates get noise."""
-  local = getattr(postprocess_update, 'mechanism', None)
-  if not any(
-    each.noise_multiplier
-    for each in mechanisms_of(aggregator, postprocess_update)
-  ):
+  found = mechanisms_of(aggregator, postprocess_update)
+  if not any(each.noise_multiplier for each in found):
     return
-  noised = 'clients noise' if local else 'the private aggregator noises'
+  local = getattr(postprocess_update, 'mechanism', None)
+  # Clients may clip alone, beside noise at the server.
+  is_local = local is not None and local.noise_multiplier > 0.0
+  noised = 'clients noise' if is_local else 'the private aggregator noises'
   unpaid = (
     f'exactly, beside the updates that {noised}, and no one would account for '
     'it.'
@@ -109,7 +109,7 @@ def _check_privacy(
         f'The statistic {statistic.name!r}: clients would send it {unpaid} '
         'Leave it out, join it WITH_UPDATE, or do without noise.'
       )
-  for part in [] if local else _parts(aggregator):
+  for part in [] if is_local else _parts(aggregator):
     if isinstance(part, RobustFactory):
       raise CompositionError(
         f'{part.name}: clients would send their updates {unpaid} A private '
@@ -142,13 +142,16 @@ def mechanism(
 ) -> mechanisms.Mechanism | None:
   """Return the mechanism that makes all updates private, or None.
 
-  Processing of noised sums at the server does not change privacy.
+  Processing of noised sums at the server does not change privacy. Of several,
+  it is the first that adds noise, or the first if all only clip.
   """
-  for part in (aggregator, postprocess_update):
-    found: mechanisms.Mechanism | None = getattr(part, 'mechanism', None)
-    if found is not None:
-      return found
-  return None
+  given = (
+    getattr(part, 'mechanism', None)
+    for part in (aggregator, postprocess_update)
+  )
+  found: list[mechanisms.Mechanism] = [one for one in given if one is not None]
+  noised = [one for one in found if one.noise_multiplier]
+  return next(iter(noised + found), None)
 
 
 def check_work(
