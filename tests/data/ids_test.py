@@ -129,6 +129,28 @@ def test_impossible_ways_are_refused(options, message):
     _clients(_frame().assign(nothing=np.nan), **options)
 
 
+@pytest.mark.parametrize(
+  ('films', 'known', 'message'),
+  [
+    ([1, 'a'], None, r"'film': .* one type, found \['int', 'str'\]"),
+    ([[1], [2]], None, "'film': .* texts or numbers .*'list'"),
+    ([[1], [2]], Vocabulary([1, 2]), "'film': .* texts or numbers .*'list'"),
+  ],
+)
+def test_a_column_that_cannot_be_encoded_is_named(films, known, message):
+  frame = pd.DataFrame({'user': ['ann', 'bob'], 'film': films, 'stars': 1.0})
+  encode = ['film'] if known is None else {'film': known}
+  with pytest.raises(examples.ClientDataError, match=f'Column {message}'):
+    frames.from_pandas(
+      frame,
+      _SPEC,
+      client_id='user',
+      inputs='film',
+      labels='stars',
+      encode=encode,
+    )
+
+
 # ---- items that were not there in training -----------------------------------
 
 
@@ -227,6 +249,9 @@ def test_a_run_goes_on_with_the_vocabularies_it_began_with(tmp_path):
     vocabularies.keep(
       {'film': Vocabulary('xy')}, tmp_path / 'run', goes_on=True
     )
+  numbered = {1: Vocabulary('ab')}  # As a column without a name has a number.
+  for goes_on in (False, True):
+    vocabularies.keep(numbered, tmp_path / 'numbers', goes_on=goes_on)
   # A new run is free, and one without vocabularies leaves no file.
   vocabularies.keep({'film': Vocabulary('xy')}, tmp_path / 'run', goes_on=False)
   vocabularies.keep({}, tmp_path / 'none', goes_on=False)

@@ -166,6 +166,12 @@ def test_wrong_sequences_are_refused(given, spec, options, message) -> None:
     tff_partial.pack(fields, spec, **options)
 
 
+def test_no_lengths_are_the_default() -> None:
+  assert repr(tff_partial.pack(_given(), _OPEN, lengths=[])) == repr(
+    tff_partial.pack(_given(), _OPEN)
+  )
+
+
 def test_labels_beyond_the_inputs_are_refused() -> None:
   with pytest.raises(examples.ClientDataError, match='has 3 steps, but no inp'):
     tff_partial.pack({'ann': ([[1, 2]], [[1, 2, 3]])}, _OPEN)

@@ -246,6 +246,15 @@ def test_parts_by_label_are_as_large_as_others(fractions):
       ),
       'expected True or False in `is_test`, found values of type int64',
     ),
+    *(
+      (
+        lambda fractions=fractions: partitions.split_examples(
+          {'a': np.arange(9)}, fractions, np.arange(9) > 4
+        ),
+        'fractions=.* no part has a share of the others',
+      )
+      for fractions in ((1.0,), (0.0, 0.0, 1.0))
+    ),
     (
       lambda: partitions.split_clients(
         dict.fromkeys('abc', _LABELS), (0.9, 0.1)

@@ -175,8 +175,13 @@ def test_a_reader_names_whose_data_are_bad():
   reader = dataclasses.replace(
     _reader(), read=lambda client: small_clients.fields(0)
   )
-  with pytest.raises(ClientDataError, match="'eve' has no examples"):
-    reader.cohort(['eve'], small_clients.seeds(1))
+  of_none = dataclasses.replace(reader, num_examples={'eve': 0})
+  for one in (reader, of_none):
+    with pytest.raises(
+      ClientDataError, match="'eve' has no examples. .* the reader's `ids`"
+    ) as refused:
+      one.cohort(['eve'], small_clients.seeds(1))
+    assert 'min_examples' not in str(refused.value)
   with pytest.raises(
     examples.ClientDataError, match="'cid' has 8 examples but the largest"
   ):

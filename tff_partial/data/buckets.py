@@ -184,7 +184,7 @@ def lengths_of(
     example_spec: Spec of one example.
     flat: Nested arrays `[all examples, ...]`.
     offsets: `[clients + 1]`: client i has examples offsets[i] to offsets[i+1].
-    given: The lengths; a few suitable ones if None.
+    given: The lengths; a few suitable ones if None or empty.
 
   Returns:
     The lengths, or None if no field's length is open.
@@ -202,7 +202,7 @@ def lengths_of(
   steps = lengths_lib.num_steps(flat['x'], example_spec['x'], offsets)
   are_open = examples.map_fields(lengths_lib.is_open, example_spec)
   sizes = given
-  if sizes is None:
+  if sizes is None or not len(sizes):
     step_bytes = sum(
       array.nbytes // max(array.shape[1], 1)
       for array, is_open in zip(

@@ -144,7 +144,7 @@ def _write(
   kind = stored_clients.example_type(fields)
   whole = stored_clients.digest()
   with open(folder / stored_clients.EXAMPLES, 'wb') as file:
-    for client, arrays, count in populations.LargeEnough(
+    for client, arrays, count in populations.large_enough(
       clients,
       example_spec,
       # Clients without examples cannot be read back.

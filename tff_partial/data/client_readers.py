@@ -14,13 +14,15 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from tff_partial.data import buckets
-from tff_partial.data import client_forms
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
 from tff_partial.data import lengths as lengths_lib
 from tff_partial.data import populations
 from tff_partial.data import table_rows
+
+# What to do about a client without examples, which is read in a round.
+_LEAVE_OUT = "Leave it out of the reader's `ids`, or give it examples."
 
 
 @runtime_checkable
@@ -111,10 +113,11 @@ class Reader:
     counts = None if must_read else self._counts(client_ids)
     if counts is not None:
       return self._unread(client_ids, seeds, counts)
-    ids, flat, offsets, _ = populations.concatenate(
+    ids, flat, offsets = populations.concatenate(
       ((client, self.read(client)) for client in client_ids),
       self.example_spec,
       None,
+      _LEAVE_OUT,
     )
     num_rows = table_rows.count(self.example_spec, ids, flat, offsets)
     filled = buckets.fill(
@@ -164,7 +167,8 @@ class Reader:
   ) -> cohorts.Cohort:
     """Make a cohort whose clients are read where they run."""
     if counts.min() < 1:
-      raise populations.no_examples(client_ids[int(counts.argmin())])
+      client = client_ids[int(counts.argmin())]
+      raise populations.no_examples(client, _LEAVE_OUT)
     capacities = self._capacities(counts)
     which = buckets.places(client_ids, counts, capacities)
     groups = []
@@ -203,13 +207,10 @@ class Reader:
     number = len(self.ids) if sample is None else min(sample, len(self.ids))
     for place in range(number):
       client = self.ids[place * len(self.ids) // number]
-      where = f'Client {client!r}'
-      fields = client_forms.as_fields(
-        self.read(client), self.example_spec, where
+      fields, _ = populations.checked(
+        f'Client {client!r}', self.read(client), self.example_spec
       )
-      populations.add_to(
-        digest, examples.check_fields(fields, self.example_spec, where)
-      )
+      populations.add_to(digest, fields)
     return digest.hexdigest()
 
 
@@ -268,10 +269,11 @@ class UnreadExamples:
   def _flat(self) -> tuple[Any, np.ndarray]:
     """Read and check examples, one client after another, with offsets."""
     if not isinstance(self.read, ReadsTogether):
-      _, flat, offsets, _ = populations.concatenate(
+      _, flat, offsets = populations.concatenate(
         ((client, self.read(client)) for client in self.client_ids),
         self.example_spec,
         None,
+        _LEAVE_OUT,
       )
       return flat, offsets
     fields = self.read.together(self.client_ids)

@@ -1,6 +1,6 @@
 """Columns of pandas data frames as arrays of examples' fields."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
@@ -144,7 +144,8 @@ class FrameTable:
     """Return the vocabulary of each encoded column; make it if needed.
 
     Raises:
-      ClientDataError: If it is not a `named` column, or no vocabulary.
+      ClientDataError: If it is not a `named` column, or no vocabulary, or if a
+        column's values make none.
     """
     columns = [encode] if isinstance(encode, str) else list(encode)
     unread = [column for column in columns if column not in named]
@@ -161,11 +162,11 @@ class FrameTable:
             f'{type(given).__name__}. Make one: `Vocabulary(values)`.'
           )
       return dict(encode)
-    return {
-      column: Vocabulary(self._frame[column])
-      for column in columns
-      if len(self._frame)
-    }
+    made = {}
+    for column in columns if len(self._frame) else ():
+      with _of_column(column):
+        made[column] = Vocabulary(self._frame[column])
+    return made
 
   def times(self, column: str) -> np.ndarray:
     """Return numbers by which rows can be sorted."""
@@ -297,10 +298,8 @@ class FrameTable:
 
   def _encoded(self, column: str, vocabulary: Vocabulary) -> np.ndarray:
     series = self._frame[column]
-    try:
+    with _of_column(column):
       ids = vocabulary.encode(series)
-    except VocabularyError as error:
-      raise examples.ClientDataError(f'Column {column!r}: {error}') from None
     unseen = np.flatnonzero(ids < 0)
     if unseen.size:
       raise examples.ClientDataError(
@@ -312,6 +311,19 @@ class FrameTable:
         f'`encode={{{column!r}: Vocabulary(values, unseen=True)}}`.'
       )
     return ids
+
+
+@contextlib.contextmanager
+def _of_column(column: str) -> Iterator[None]:
+  """Name the column whose values no vocabulary can take.
+
+  Raises:
+    ClientDataError: For such values.
+  """
+  try:
+    yield
+  except VocabularyError as error:
+    raise examples.ClientDataError(f'Column {column!r}: {error}') from None
 
 
 def _kind_of(array: np.ndarray) -> str:

@@ -1,11 +1,10 @@
 """Populations from dictionaries, arrays, LEAF files and TFF's data sets."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import os
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tff_partial.arguments import spelling
 from tff_partial.data import client_forms
@@ -18,16 +17,19 @@ from tff_partial.data.populations import Population
 
 
 def of_clients(
-  clients: Iterable[tuple[str, Any]],
+  client_ids: Collection[str],
+  read: Callable[[str], Any],
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
   capacities: Sequence[int] | None,
   num_rows: table_rows.NumRows | None = None,
   lengths: Sequence[int] | None = None,
 ) -> Population:
-  """Make a population of clients and their examples' fields."""
-  ids, flat, offsets, filtered = populations.concatenate(
-    clients, example_spec, min_examples
+  """Make a population of clients, whose fields are read one by one."""
+  ids, flat, offsets = populations.concatenate(
+    ((client, read(client)) for client in client_ids),
+    example_spec,
+    min_examples,
   )
   return Population(
     ids,
@@ -36,7 +38,7 @@ def of_clients(
     offsets,
     capacities=capacities,
     lengths=lengths,
-    num_filtered=filtered,
+    num_filtered=len(client_ids) - len(ids),
     num_rows=num_rows,
   )
 
@@ -98,7 +100,13 @@ def pack(
   if wrong:
     raise examples.ClientDataError(f'num_rows: {wrong}')
   packed = of_clients(
-    clients.items(), read, min_examples, capacities, num_rows, lengths
+    clients,
+    clients.__getitem__,
+    read,
+    min_examples,
+    capacities,
+    num_rows,
+    lengths,
   )
   packed.example_spec = example_spec
   return packed
@@ -127,10 +135,8 @@ def _marked(
     for mark, given in enumerate((support, query)):
       if client in given:
         where = f'Client {client!r}' + (', query' if mark else '')
-        fields = examples.check_fields(
-          client_forms.as_fields(given[client], plain, where), plain, where
-        )
-        fields[splits.MARK] = np.full(len(fields['weight']), mark, np.int32)
+        fields, count = populations.checked(where, given[client], plain)
+        fields[splits.MARK] = np.full(count, mark, np.int32)
         parts.append(fields)
     marked[client] = examples.map_fields(
       lambda spec, *arrays: lengths_lib.joined(spec, arrays),
@@ -167,17 +173,7 @@ def from_arrays(
     ClientDataError: For fields that `pack` would refuse, or indices out of
       range.
   """
-  where = 'The data set'
-  flat = examples.check_fields(
-    client_forms.as_fields(fields, example_spec, where), example_spec, where
-  )
-  lengths = {len(array) for array in tf.nest.flatten(flat)}
-  if len(lengths) != 1:
-    raise examples.ClientDataError(
-      'The fields of the data set have different numbers of examples: '
-      f'{sorted(lengths)}.'
-    )
-  count = lengths.pop()
+  flat, count = populations.checked('The data set', fields, example_spec)
 
   def of_client(client: str) -> Mapping[str, Any]:
     places = np.asarray(partition[client])
@@ -196,10 +192,7 @@ def from_arrays(
     return examples.map_fields(lambda array: array[places], flat)
 
   return of_clients(
-    ((client, of_client(client)) for client in partition),
-    example_spec,
-    min_examples,
-    capacities,
+    partition, of_client, example_spec, min_examples, capacities
   )
 
 
@@ -236,12 +229,7 @@ def from_tff(
     return client_forms.joined(read, example_spec)
 
   ids = client_data.client_ids if client_ids is None else client_ids
-  return of_clients(
-    ((client, of_client(client)) for client in ids),
-    example_spec,
-    min_examples,
-    capacities,
-  )
+  return of_clients(ids, of_client, example_spec, min_examples, capacities)
 
 
 # Common names of labels.
@@ -295,4 +283,6 @@ def from_leaf(
         f'{path}: client {client!r} is there twice.'
       )
     clients[client] = to_fields(given) if to_fields else given
-  return of_clients(clients.items(), example_spec, min_examples, capacities)
+  return pack(
+    clients, example_spec, min_examples=min_examples, capacities=capacities
+  )

@@ -240,8 +240,9 @@ def split_examples(
     For each part the examples of every client.
 
   Raises:
-    ClientDataError: If the fractions are not valid shares, `is_test` is not of
-      truth values, or both `is_test` and `labels` are given.
+    ClientDataError: If the fractions are not valid shares, or leave none for
+      parts before `is_test`, `is_test` is not of truth values, or both
+      `is_test` and `labels` are given.
   """
   shares = _checked_fractions(fractions)
   if labels is not None:
@@ -257,6 +258,12 @@ def split_examples(
       raise ClientDataError(
         'split_examples: expected True or False in `is_test`, found values of '
         f'type {is_test.dtype}, which would be places. Give `is_test == 1`.'
+      )
+    if not shares[:-1].sum():
+      raise ClientDataError(
+        f'fractions={fractions}: `is_test` says which examples are the last '
+        'part, and no part has a share of the others. Give shares to the parts '
+        'before it, such as (0.8, 0.1, 0.1).'
       )
     shares = shares[:-1] / shares[:-1].sum()
   ends = np.cumsum(shares)[:-1]

@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-import dataclasses
 import hashlib
 from typing import Any
 
@@ -21,20 +20,27 @@ from tff_partial.data import table_rows
 from tff_partial.data import vocabularies as vocabularies_lib
 from tff_partial.data.examples import ClientDataError
 
+# What to do about a client without examples.
+FILTER = (
+  'Leave it out, or pass `min_examples` to have small clients filtered and '
+  'counted (with 0 all are kept: without examples they send nothing).'
+)
+
 
 def concatenate(
   clients: Iterable[tuple[str, Any]],
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
-) -> tuple[list[str], Any, np.ndarray, int]:
+  remedy: str = FILTER,
+) -> tuple[list[str], Any, np.ndarray]:
   """Check clients one by one and concatenate those with enough examples.
 
   Clients with fewer than `min_examples` are left out. If it is 0, all are kept;
-  if None, those without examples are refused.
+  if None, those without examples are refused, with a `remedy`.
 
   Returns:
-    The ids of the clients, nested arrays of all their examples, the offsets of
-    each client's examples, with the end, and the number of clients left out.
+    The ids of the clients, nested arrays of all their examples, and the offsets
+    of each client's examples, with the end.
 
   Raises:
     ClientDataError: For an unusable client.
@@ -43,8 +49,9 @@ def concatenate(
   ids: list[str] = []
   kept: list[Any] = []
   counts: list[int] = []
-  large_enough = LargeEnough(clients, example_spec, min_examples)
-  for client, arrays, count in large_enough:
+  for client, arrays, count in large_enough(
+    clients, example_spec, min_examples, remedy
+  ):
     ids.append(client)
     kept.append(arrays)
     counts.append(count)
@@ -52,67 +59,68 @@ def concatenate(
     lambda spec, *arrays: lengths_lib.joined(spec, arrays), example_spec, *kept
   )
   offsets = np.concatenate([[0], np.cumsum(counts)])
-  return ids, flat, offsets, large_enough.num_filtered
+  return ids, flat, offsets
 
 
-@dataclasses.dataclass
-class LargeEnough:
-  """Clients with enough examples, checked one by one during iteration.
+def large_enough(
+  clients: Iterable[tuple[str, Any]],
+  example_spec: examples.ExampleSpec,
+  min_examples: int | None,
+  remedy: str = FILTER,
+) -> Iterator[tuple[str, Any, int]]:
+  """Yield clients with enough examples, checked one by one.
 
-  Attributes:
+  Args:
     clients: Ids, and examples as for `client_forms.as_fields`.
     example_spec: Spec of one example.
     min_examples: See `concatenate`.
-    num_filtered: Number of clients left out so far.
+    remedy: Likewise.
+
+  Yields:
+    Ids, nested arrays, and numbers of examples.
+
+  Raises:
+    ClientDataError: For an unusable client, or if none is left.
   """
-
-  clients: Iterable[tuple[str, Any]]
-  example_spec: examples.ExampleSpec
-  min_examples: int | None
-  num_filtered: int = 0
-
-  def __iter__(self) -> Iterator[tuple[str, Any, int]]:
-    """Yield ids, nested arrays, and numbers of examples.
-
-    Raises:
-      ClientDataError: For an unusable client, or if none is left.
-    """
-    kept = 0
-    for client, fields in self.clients:
-      arrays, count = _checked(client, fields, self.example_spec)
-      if self.min_examples is None and not count:
-        raise no_examples(client)
-      if count < (1 if self.min_examples is None else self.min_examples):
-        self.num_filtered += 1
-        continue
-      kept += 1
-      yield client, arrays, count
-    report_filtered(self.num_filtered, kept, self.min_examples)
+  filtered = kept = 0
+  for client, fields in clients:
+    arrays, count = checked(f'Client {client!r}', fields, example_spec)
+    if min_examples is None and not count:
+      raise no_examples(client, remedy)
+    if count < (min_examples or 0):
+      filtered += 1
+      continue
+    kept += 1
+    yield client, arrays, count
+  report_filtered(filtered, kept, min_examples)
 
 
-def _checked(
-  client: str, given: Any, example_spec: examples.ExampleSpec
+def checked(
+  where: str, given: Any, example_spec: examples.ExampleSpec
 ) -> tuple[Any, int]:
-  """Return a client's fields as nested arrays, and its number of examples."""
-  where = f'Client {client!r}'
+  """Return fields as nested arrays, and their number of examples.
+
+  Args:
+    where: What they are of, for messages.
+    given: Fields as for `client_forms.as_fields`.
+    example_spec: Spec of one example.
+
+  Raises:
+    ClientDataError: If they cannot be used.
+  """
   fields = client_forms.as_fields(given, example_spec, where)
   arrays = examples.check_fields(fields, example_spec, where)
   lengths = {len(array) for array in tf.nest.flatten(arrays)}
   if len(lengths) != 1:
     raise examples.ClientDataError(
-      f'Client {client!r}: fields have different numbers of examples: '
-      f'{sorted(lengths)}.'
+      f'{where}: fields have different numbers of examples: {sorted(lengths)}.'
     )
   return arrays, lengths.pop()
 
 
-def no_examples(client: str) -> ClientDataError:
+def no_examples(client: str, remedy: str) -> ClientDataError:
   """Make the error for a client without examples."""
-  return ClientDataError(
-    f'Client {client!r} has no examples. Leave it out, or pass '
-    '`min_examples` to have small clients filtered and counted (with 0 all '
-    'are kept: without examples they send nothing).'
-  )
+  return ClientDataError(f'Client {client!r} has no examples. {remedy}')
 
 
 def indented(example_spec: Mapping[str, Any]) -> str:

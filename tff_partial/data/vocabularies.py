@@ -30,6 +30,14 @@ def _is_missing(value: Any) -> bool:
   return bool(value != value)
 
 
+def _no_value(error: TypeError) -> VocabularyError:
+  """Make the error for values that cannot be numbered, such as lists."""
+  return VocabularyError(
+    f'A vocabulary takes values that are texts or numbers ({error}). Turn each '
+    'list into a text, for instance by `str`, or into numbers without encoding.'
+  )
+
+
 def as_text(value: Any) -> str:
   """Return a value as text, the same for 1, 1.0 and '1'."""
   if isinstance(value, np.generic):
@@ -65,10 +73,13 @@ class Vocabulary:
       unseen: True to reserve id 0 for all other values.
 
     Raises:
-      VocabularyError: If there are no values, or some are missing or of
-        different types.
+      VocabularyError: If there are no values, or some are missing, lists, or
+        of different types.
     """
-    distinct = set(values)
+    try:
+      distinct = set(values)
+    except TypeError as error:
+      raise _no_value(error) from None
     if not distinct or any(map(_is_missing, distinct)):
       raise VocabularyError(
         'A vocabulary takes values of which none is missing, at least one. '
@@ -80,7 +91,7 @@ class Vocabulary:
       kinds = sorted({type(value).__name__ for value in distinct})
       raise VocabularyError(
         f'A vocabulary takes values of one type, found {kinds}. Convert them, '
-        "for instance with `frame['item'].astype(str)`."
+        'for instance by `.astype(str)` of the column of a data frame.'
       ) from None
     self.unseen = unseen
 
@@ -113,10 +124,14 @@ class Vocabulary:
     """Return the ids of values, int64; -1 for a value without one.
 
     Raises:
-      VocabularyError: For a text where values are numbers, or vice versa.
+      VocabularyError: For a text where values are numbers, or vice versa, and
+        for lists.
     """
     values, other = list(values), 0 if self.unseen else -1
-    ids = np.array([self._id_of.get(v, other) for v in values], np.int64)
+    try:
+      ids = np.array([self._id_of.get(v, other) for v in values], np.int64)
+    except TypeError as error:
+      raise _no_value(error) from None
     is_text = isinstance(self.values[0], str)
     for place in np.flatnonzero(ids == other):
       value = values[place]
@@ -243,7 +258,9 @@ def keep(
   path = pathlib.Path(folder)
   if not vocabularies:
     return
-  if goes_on and (path / FILE).exists() and load(path) != dict(vocabularies):
+  # As in the file, where a column of number 1 is '1'.
+  by_name = {str(column): known for column, known in vocabularies.items()}
+  if goes_on and (path / FILE).exists() and load(path) != by_name:
     raise VocabularyError(
       f'{path}: the run in this folder has other vocabularies. Encode as it '
       'did, by those in its vocabularies.json, or choose another folder.'
