@@ -304,6 +304,14 @@ def test_curves_are_put_over_what_has_travelled(tmp_path):
   assert [list(t.values.index) for t in over] == [[225.0, 450.0, 900.0]] * 2
 
 
+@pytest.mark.filterwarnings('error')
+def test_a_setting_without_a_run_that_has_ended_has_no_curve(tmp_path):
+  folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, ended=False)
+  (setting,) = _settings(tmp_path)
+  traces = [curves.read(run, 'loss') for run in setting.runs]
+  assert curves.over_traffic(traces, setting.runs, curves.BYTES) == []
+
+
 @pytest.mark.parametrize(
   ('more', 'message'),
   [

@@ -53,6 +53,12 @@ def test_a_map_keeps_clusters(tmp_path):
   assert matplotlib.get_backend() == backend
 
 
+def test_colours_follow_numbers_and_then_words():
+  # '²' is a digit that is no number.
+  users = embeddings.Users(np.eye(5), ['10', '²', '9', 'cat', '9'])
+  assert list(embeddings._colours({'map': users})) == ['9', '10', 'cat', '²']
+
+
 @pytest.mark.parametrize(
   'vectors, attribute, expected',
   [

@@ -98,6 +98,17 @@ def test_table_as_text() -> None:
   assert latex.count(r'\\') == 3
 
 
+def test_names_with_signs_stay_in_their_cell() -> None:
+  found = _invented()
+  for frame in (found.runs, found.clients):
+    frame['method'] = frame['method'].replace('one', r'a|b_{\c}^2~$1')
+  assert r'| a\|b_{\c}^2~$1 | 0.510' in found.to_markdown()
+  assert (
+    r'a|b\_\{\textbackslash{}c\}\textasciicircum{}2\textasciitilde{}\$1 & 0.510'
+    in found.to_latex()
+  )
+
+
 def test_a_diverged_run_is_in_no_mean() -> None:
   found = _invented()
   lost = (found.runs['method'] == 'other') & (found.runs['seed'] == 2)

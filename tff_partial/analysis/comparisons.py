@@ -140,9 +140,17 @@ class Comparison:
 
   def to_latex(self) -> str:
     """Format the table in LaTeX for `booktabs`, with the best mean in bold."""
-    texts = self._texts(r'\textbf{{{}}}').reset_index()
+    # The signs around a bold text are none that text has.
+    texts = self._texts('\x02{}\x03').reset_index()
     rows = [list(texts.columns), *texts.to_numpy().tolist()]
-    escape = {**{sign: f'\\{sign}' for sign in '%_&#'}, '±': r'$\pm$'}
+    escape = {sign: f'\\{sign}' for sign in '%_&#${}'} | {
+      '\\': r'\textbackslash{}',
+      '^': r'\textasciicircum{}',
+      '~': r'\textasciitilde{}',
+      '±': r'$\pm$',
+      '\x02': r'\textbf{',
+      '\x03': '}',
+    }
     lines = [
       ' & '.join(cell.translate(str.maketrans(escape)) for cell in row) + r' \\'
       for row in rows

@@ -91,8 +91,8 @@ def over_traffic(
       clients send rows of tables, bytes are those of rows.
 
   Returns:
-    The traces of the runs that have ended; all use the runs' mean traffic per
-    round, so that they can be averaged.
+    The traces of the runs that have ended, maybe none; all use the runs' mean
+    traffic per round, so that they can be averaged.
 
   Raises:
     AnalysisError: If a run did not count what its clients load and send.
@@ -102,6 +102,8 @@ def over_traffic(
     for trace, run in zip(traces, runs, strict=True)
     if run.result is not None
   ]
+  if not ended:
+    return []
   a_round = np.mean([traffic for _, traffic in ended])
   return [
     trace._replace(values=trace.values.set_axis(trace.values.index * a_round))

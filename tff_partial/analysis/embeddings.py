@@ -6,7 +6,6 @@ themselves, to compare models, and of the map, to show how far to trust it.
 """
 
 from collections.abc import Mapping, Sequence
-import math
 import os
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from sklearn import utils
 
 from tff_partial import random_bits
 from tff_partial.analysis import figures
+from tff_partial.analysis import run_folders
 from tff_partial.analysis.errors import AnalysisError
 
 # With fewer users, the default perplexity would be below 1.
@@ -189,16 +189,12 @@ def _colours(maps: Mapping[str, Users]) -> dict[str, Any]:
   frequent = known[np.argsort(-counts, kind='stable')][:_MAX_COLOURS]
   palette = matplotlib.colormaps['tab10' if len(frequent) <= 10 else 'tab20']
   colours: dict[str, Any] = {
-    value: palette(i) for i, value in enumerate(sorted(frequent, key=_natural))
+    value: palette(i)
+    for i, value in enumerate(sorted(frequent, key=run_folders.order))
   }
   if len(known) > len(frequent):
     colours[_OTHER] = _OTHER_COLOUR
   return colours
-
-
-def _natural(value: str) -> tuple[float, str]:
-  """Return a sort key that puts numbers in their order, before words."""
-  return (float(value) if value.isdigit() else math.inf, value)
 
 
 def _scatter(

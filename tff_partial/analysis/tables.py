@@ -58,7 +58,7 @@ class ResultTable:
     """Format the table as Markdown, followed by the lost runs."""
     texts = self.frame[[*self.settings, 'seeds', *self.metrics]].astype(object)
     for name in self.settings:
-      texts[name] = texts[name].str.replace('|', r'\|').replace('', '-')
+      texts[name] = texts[name].replace('', '-')
     for name in self.metrics:
       texts[name] = [
         _with_deviation(*row)
@@ -83,7 +83,7 @@ def markdown(texts: pd.DataFrame, num_left: int | None = None) -> str:
   width = len(texts.columns)
   num_left = width if num_left is None else num_left
   lines = [
-    '| ' + ' | '.join(map(str, row)) + ' |'
+    '| ' + ' | '.join(str(cell).replace('|', r'\|') for cell in row) + ' |'
     for row in (list(texts), *texts.to_numpy().tolist())
   ]
   lines.insert(1, '|' + '---|' * num_left + '---:|' * (width - num_left))
