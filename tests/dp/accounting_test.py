@@ -250,6 +250,7 @@ _TREE = clipping_lib.TreeNoise(1.0, 51)
     (None, {'delta': 0.0}, 'between 0 and 1'),
     (None, {'clients_per_round': 1001}, 'between 1 and 1000'),
     (None, {'rounds': 0}, 'rounds must be a positive integer'),
+    (None, {'rounds': math.inf}, 'must be a positive integer, found inf'),
     (None, {'rounds': 1.5}, 'rounds must be a positive integer, found 1.5'),
     (None, {'target_epsilon': 1.0}, 'either'),
     (None, {'noise_multiplier': None}, 'either'),

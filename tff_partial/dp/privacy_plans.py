@@ -198,7 +198,7 @@ def plan(
   kind = samplings.by_name(sampling, clipping, population, clients_per_round)
   _check_delta(delta, once_delta, population)
   samplings.check(
-    rounds > 0 and rounds == int(rounds),
+    0 < rounds < math.inf and rounds == int(rounds),
     'A number of rounds must be a positive integer',
     rounds,
   )
