@@ -33,6 +33,7 @@ from tasks.options import option
 from tasks.options import Options
 import tff_partial
 from tff_partial import analysis
+from tff_partial import random_bits
 
 if TYPE_CHECKING:
   import numpy as np
@@ -74,6 +75,7 @@ def described(
     OptionError: If users have no vectors.
   """
   import pandas as pd
+  from sklearn import cluster
 
   from tasks.experiment.runs import user_vectors
 
@@ -100,9 +102,9 @@ def described(
   frame = pd.DataFrame(list(vectors.values()))
   values = [attributes[user] for user in vectors]
   if not groups:
-    groups = analysis.embeddings.clusters(
-      frame.to_numpy(), len(set(values)), seed
-    )
+    drawn = int(random_bits.derive(seed, 'k-means')[0]) & 0x7FFFFFFF
+    means = cluster.KMeans(len(set(values)), n_init=10, random_state=drawn)
+    groups = means.fit_predict(frame.to_numpy()).tolist()
   frame.insert(0, _USER, list(vectors))
   frame.insert(1, _VALUE, values)
   frame.insert(2, _GROUP, groups)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib import lines
 import numpy as np
-from sklearn import cluster
 from sklearn import manifold
 from sklearn import metrics
 from sklearn import utils
@@ -56,18 +55,40 @@ class Scores(NamedTuple):
   map: float
 
 
-def silhouette(embeddings: np.ndarray, attribute: Sequence[Any]) -> float:
+def silhouette(
+  embeddings: np.ndarray,
+  attribute: Sequence[Any],
+  where: str = 'The embeddings',
+) -> float:
   """Compute the mean silhouette of users by attribute, in Euclidean distance.
 
   Args:
     embeddings: Floats `[users, size]`.
     attribute: `[users]`.
+    where: What they are, for messages.
 
   Raises:
-    AnalysisError: If there are too few users or values, or an embedding is not
-      finite.
+    AnalysisError: If there are too few users or values, an embedding is not
+      finite, or all are equal.
   """
-  return _silhouette(Users(embeddings, attribute), 'The embeddings')
+  names = [str(value) for value in attribute]
+  try:
+    vectors = utils.check_array(
+      embeddings, dtype=np.float64, ensure_min_samples=_MIN_USERS
+    )
+    score = metrics.silhouette_score(vectors, names)
+  except ValueError as error:
+    raise AnalysisError(
+      f'{where}: these make no map ({error!s:.200}). Give finite embeddings '
+      f'[users, size] of at least {_MIN_USERS} users, with an attribute for '
+      'each that has two values, and one that several users share.'
+    ) from error
+  if not np.ptp(vectors, axis=0).any():
+    raise AnalysisError(
+      f'{where}: all {len(vectors)} embeddings are equal, so that they tell '
+      'nothing of their users. Give those of users who took part in training.'
+    )
+  return float(score)
 
 
 def project(embeddings: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -88,37 +109,22 @@ def project(embeddings: np.ndarray, seed: int = 0) -> np.ndarray:
   ).fit_transform(np.asarray(embeddings, np.float32))
 
 
-def clusters(embeddings: np.ndarray, number: int, seed: int = 0) -> list[int]:
-  """Group embeddings by k-means.
-
-  Args:
-    embeddings: Floats `[users, size]`.
-    number: The number of groups.
-    seed: The same seed gives the same groups.
-
-  Returns:
-    The group of each user, from 0.
-  """
-  means = cluster.KMeans(number, n_init=10, random_state=_seed(seed, 'k-means'))
-  return [int(group) for group in means.fit_predict(embeddings)]
-
-
 def draw(
   maps: Mapping[str, Users],
   path: str | os.PathLike[str],
   *,
   attribute: str,
   seed: int = 0,
-  max_users: int = _MAX_USERS,
 ) -> dict[str, Scores]:
   """Draw maps side by side; a colour means the same in all of them.
+
+  Of more than 3,000 users a random sample is drawn.
 
   Args:
     maps: Title to users, such as one map per method.
     path: The PNG file to write.
     attribute: The name of the attribute, for the legend.
     seed: The seed of the maps, and of the choice of users on them.
-    max_users: The most users on a map; of more, a random sample is drawn.
 
   Returns:
     Title to scores.
@@ -132,13 +138,13 @@ def draw(
   panels = np.atleast_1d(figure.subplots(1, len(maps)))
   scores = {}
   for axes, (title, users) in zip(panels, maps.items(), strict=True):
-    score = _silhouette(users, title)
+    score = silhouette(*users, where=title)
     vectors = np.asarray(users.embeddings, np.float64)
     values = np.array([str(value) for value in users.attribute])
     shown = np.arange(len(vectors))
-    if len(vectors) > max_users:
+    if len(vectors) > _MAX_USERS:
       generator = np.random.default_rng(_seed(seed, 'shown'))
-      shown = np.sort(generator.choice(shown, max_users, replace=False))
+      shown = np.sort(generator.choice(shown, _MAX_USERS, replace=False))
     points = project(vectors[shown], seed)
     scores[title] = Scores(score, silhouette(points, values[shown]))
     _scatter(axes, points, values[shown], colours)
@@ -154,28 +160,6 @@ def draw(
   _legend(figure, colours, attribute)
   figures.save(figure, path)
   return scores
-
-
-def _silhouette(users: Users, where: str) -> float:
-  """Compute the score of users that make a map."""
-  names = [str(value) for value in users.attribute]
-  try:
-    vectors = utils.check_array(
-      users.embeddings, dtype=np.float64, ensure_min_samples=_MIN_USERS
-    )
-    score = metrics.silhouette_score(vectors, names)
-  except ValueError as error:
-    raise AnalysisError(
-      f'{where}: these make no map ({error!s:.200}). Give finite embeddings '
-      f'[users, size] of at least {_MIN_USERS} users, with an attribute for '
-      'each that has two values, and one that several users share.'
-    ) from error
-  if not np.ptp(vectors, axis=0).any():
-    raise AnalysisError(
-      f'{where}: all {len(vectors)} embeddings are equal, so that they tell '
-      'nothing of their users. Give those of users who took part in training.'
-    )
-  return float(score)
 
 
 def _seed(seed: int, purpose: str) -> int:

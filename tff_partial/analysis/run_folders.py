@@ -120,9 +120,6 @@ def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
 def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
   """Find all runs in some folders and below them, sorted by path.
 
-  Args:
-    folders: The folders to search.
-
   Raises:
     AnalysisError: If a folder does not exist or holds no run, or if the result
       of a run cannot be read.

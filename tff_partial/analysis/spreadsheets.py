@@ -16,32 +16,20 @@ _NUMBER = re.compile(r'[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?')
 
 
 def escaped(text: str) -> str:
-  """Put an apostrophe before a string that starts like a formula.
-
-  Args:
-    text: The content of a cell.
-  """
+  """Put an apostrophe before a cell's text that starts like a formula."""
   if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
     return f"'{text}"
   return text
 
 
 def unescaped(text: str) -> str:
-  """Undo `escaped`.
-
-  Args:
-    text: The escaped content of a cell.
-  """
+  """Undo `escaped`."""
   is_marked = text.startswith("'") and _FORMULA.match(text)
   return text[1:] if is_marked else text
 
 
 def escaped_frame(frame: pd.DataFrame) -> pd.DataFrame:
-  """Escape all strings of a data frame, including its header.
-
-  Args:
-    frame: The data frame to write.
-  """
+  """Escape all strings of a data frame, including its header."""
 
   def of_cell(value: object) -> object:
     return escaped(value) if isinstance(value, str) else value

@@ -40,40 +40,29 @@ def rounded(count: int) -> int:
 _COPIED_BYTES = 1 << 24
 
 
-class _Effort(NamedTuple):
-  """Limits on the effort to save padding.
-
-  Attributes:
-    buckets: Maximum number of buckets.
-    ratio: Ratio of a capacity to the next smaller one.
-    wasted_bytes: Padding up to this size does not justify another bucket.
-  """
-
-  buckets: int
-  ratio: int
-  wasted_bytes: int
-
-
-# Padding of examples costs only memory.
-_OF_EXAMPLES = _Effort(buckets=3, ratio=4, wasted_bytes=2**28)
+# Limits on the effort to save padding: the maximum number of buckets, the ratio
+# of a capacity to the next smaller one, and the bytes up to which padding does
+# not justify another bucket. Padding of examples costs only memory.
+_OF_EXAMPLES = 3, 4, 2**28
 # Padding of tables and of sequences also costs time whenever all of their rows
 # or steps are processed.
-_OF_TABLES = _Effort(buckets=8, ratio=2, wasted_bytes=2**16)
+_OF_TABLES = 8, 2, 2**16
 
 
 def _default_capacities(
-  counts: np.ndarray, example_bytes: int, effort: _Effort
+  counts: np.ndarray, example_bytes: int, effort: tuple[int, int, int]
 ) -> list[int]:
   """Return one capacity, and smaller ones if they save much padding.
 
   A compiling runtime compiles each capacity as another shape.
   """
+  most, ratio, wasted_bytes = effort
   capacities = [max(int(counts.max()), 1)]
-  while len(capacities) < effort.buckets:
+  while len(capacities) < most:
     inside = counts <= capacities[-1]
     wasted = (capacities[-1] - counts[inside]).sum() * example_bytes
-    smaller = -(-capacities[-1] // effort.ratio)
-    if wasted <= effort.wasted_bytes or not (counts <= smaller).any():
+    smaller = -(-capacities[-1] // ratio)
+    if wasted <= wasted_bytes or not (counts <= smaller).any():
       break
     capacities.append(smaller)
   return sorted(capacities)

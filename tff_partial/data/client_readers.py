@@ -9,7 +9,7 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import hashlib
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,20 +25,6 @@ from tff_partial.data import table_rows
 _LEAVE_OUT = "Leave it out of the reader's `ids`, or give it examples."
 
 
-@runtime_checkable
-class ReadsTogether(Protocol):
-  """A `read` of a `Reader` that is faster for many clients at once.
-
-  Like `num_examples` of a `Reader`, it lets workers read their own clients.
-  """
-
-  def num_examples(self, client_ids: Sequence[str]) -> np.ndarray:
-    """Return the numbers of examples of clients, int64 `[clients]`."""
-
-  def together(self, client_ids: Sequence[str]) -> Mapping[str, Any]:
-    """Read their fields, `[examples, ...]`, one client after another."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Reader:
   """Clients that are loaded only for the rounds in which they take part.
@@ -48,6 +34,10 @@ class Reader:
     read: From a client's id to its fields, arrays `[examples, ...]`. It must be
       picklable if other processes read, too; it is sent each time, so it should
       hold a file's name rather than its contents.
+      If many clients at once are read faster, it also has two methods that take
+      client ids: `together` reads their fields, `[examples, ...]`, one client
+      after another, and `num_examples` returns their numbers of examples, int64
+      `[clients]`, which lets workers read their own clients as below.
     example_spec: Spec of one example.
     capacities: Sizes to pad to. By default a cohort is padded to a power of
       two, so that a compiling runtime sees few sizes; several sizes save
@@ -147,7 +137,7 @@ class Reader:
 
   def _counts(self, client_ids: Sequence[str]) -> np.ndarray | None:
     """Return clients' numbers of examples, int32 `[clients]`, if known."""
-    if isinstance(self.read, ReadsTogether):
+    if hasattr(self.read, 'together') and hasattr(self.read, 'num_examples'):
       return self.read.num_examples(client_ids).astype(np.int32)
     if self.num_examples is None:
       return None
@@ -216,7 +206,7 @@ class Reader:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UnreadExamples:
-  """Examples of clients that are not read yet; see `cohorts.Unread`.
+  """Examples of clients that are not read yet; see `cohorts.CohortGroup`.
 
   Attributes:
     read: See `Reader`.
@@ -268,7 +258,7 @@ class UnreadExamples:
 
   def _flat(self) -> tuple[Any, np.ndarray]:
     """Read and check examples, one client after another, with offsets."""
-    if not isinstance(self.read, ReadsTogether):
+    if not hasattr(self.read, 'together'):
       _, flat, offsets = populations.concatenate(
         ((client, self.read(client)) for client in self.client_ids),
         self.example_spec,

@@ -16,23 +16,6 @@ import numpy as np
 from tff_partial.data import examples
 
 
-class Unread(Protocol):
-  """Client data that a worker loads lazily.
-
-  It must be picklable if other processes read it.
-  """
-
-  @property
-  def client_bytes(self) -> int:
-    """Memory size of one client's data."""
-
-  def take(self, rows: np.ndarray) -> 'Unread':
-    """Select some of the clients, by their indices."""
-
-  def load(self) -> Mapping[str, Any]:
-    """Read the data: fields of nested arrays `[clients, ...]`."""
-
-
 class CohortGroup(NamedTuple):
   """Members of a cohort whose examples share one capacity.
 
@@ -42,14 +25,15 @@ class CohortGroup(NamedTuple):
     rows: int32 `[members]`, the members' rows in `resident` and `unread`.
     positions: int32 `[members]`, the members' positions in the cohort.
     given: Nested arrays `[members, ...]` that are new in every round.
-    unread: Further fields of the members, if some are read where they run.
+    unread: Further fields of the members, if some are read where they run; see
+      `client_readers.UnreadExamples`. Picklable if other processes read it.
   """
 
   resident: Any
   rows: np.ndarray
   positions: np.ndarray
   given: Any
-  unread: Unread | None = None
+  unread: Any = None
 
 
 class Cohort(Sequence[Any]):

@@ -25,11 +25,6 @@ Partition: TypeAlias = dict[str, np.ndarray]
 def iid(num_examples: int, num_clients: int, *, seed: int = 0) -> Partition:
   """Give clients equally many examples, drawn uniformly.
 
-  Args:
-    num_examples: Number of examples.
-    num_clients: Number of clients.
-    seed: Seed of the assignment.
-
   Raises:
     ClientDataError: If there are more clients than examples.
   """

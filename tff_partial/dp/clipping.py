@@ -202,19 +202,6 @@ class TreeNoise(OneClip):
 Clippings: TypeAlias = Clipping | Mapping[str, Clipping]
 
 
-def share(clipping: Mapping[str, Clipping]) -> float:
-  """Return the share of the privacy cost that each part has: all the same.
-
-  Several Gaussian mechanisms cost as much as one with the noise multiplier
-  `(sum_i z_i**-2)**-0.5`. So a part with the share `s` of a total noise
-  multiplier `z` gets `z / sqrt(s)`.
-
-  Args:
-    clipping: Clipping by part.
-  """
-  return 1.0 / len(clipping)
-
-
 def largest_noise_multiplier(
   clipping: Clippings, clients_per_round: float
 ) -> float:
@@ -226,7 +213,11 @@ def largest_noise_multiplier(
   """
   if isinstance(clipping, Clipping):
     return clipping.largest_noise_multiplier(clients_per_round)
+  # Several Gaussian mechanisms cost as much as one with the noise multiplier
+  # `(sum_i z_i**-2)**-0.5`. So a part with the share `s` of a total noise
+  # multiplier `z` gets `z / sqrt(s)`; all parts have the same share.
+  share = 1.0 / len(clipping)
   return min(
-    how.largest_noise_multiplier(clients_per_round) * math.sqrt(share(clipping))
+    how.largest_noise_multiplier(clients_per_round) * math.sqrt(share)
     for how in clipping.values()
   )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.errors import PrivacyError
@@ -50,15 +50,8 @@ class NoiseNorm(NamedTuple):
     )
 
 
-def of_mean(
-  clipping: clipping_lib.Clippings,
-  noise_multiplier: float,
-  clients_per_round: float,
-  num_weights: int | Mapping[str, int],
-  *,
-  is_local: bool = False,
-) -> NoiseNorm:
-  """Compute the norms for the mean of a round's updates.
+def of_mean(plan: Any, num_weights: int | Mapping[str, int]) -> NoiseNorm:
+  """Compute the norms for the mean of a round's updates by a `PrivacyPlan`.
 
   Adaptive clips count with their initial value; the ratio is the same for any.
   For trees the noise is that of one node; most rounds have more. `num_weights`
@@ -67,6 +60,8 @@ def of_mean(
   Raises:
     PrivacyError: If the parts do not match those of the clipping.
   """
+  clipping, clients = plan.clipping, plan.clients_per_round
+  by_part: Mapping[str, clipping_lib.Clipping]
   by_part = clipping if isinstance(clipping, Mapping) else {'': clipping}
   numbers: Mapping[str, int]
   if isinstance(clipping, Mapping):
@@ -80,13 +75,13 @@ def of_mean(
       f'`num_weights` must be given for {sorted(by_part)}, as the clipping is, '
       f'found {num_weights}.'
     )
-  share = clipping_lib.share(by_part)
+  share = 1.0 / len(by_part)  # See `clipping.largest_noise_multiplier`.
+  divisor = math.sqrt(clients) if plan.is_local else clients
   noise, update = 0.0, 0.0
   for part, how in by_part.items():
     multiplier = how.value_multiplier(
-      noise_multiplier / math.sqrt(share), clients_per_round
+      plan.noise_multiplier / math.sqrt(share), clients
     )
-    clients = math.sqrt(clients_per_round) if is_local else clients_per_round
-    noise += numbers[part] * (multiplier * how.first_clip / clients) ** 2
+    noise += numbers[part] * (multiplier * how.first_clip / divisor) ** 2
     update += how.first_clip**2
   return NoiseNorm(math.sqrt(noise), math.sqrt(update))

@@ -159,7 +159,7 @@ class PrivateFactory(
       clipping, specs = {_WHOLE: self.clipping}, {_WHOLE: specs}
     else:
       clipping = dict(self.clipping)
-    share = clipping_lib.share(clipping)
+    share = 1.0 / len(clipping)  # See `clipping.largest_noise_multiplier`.
     return _UpdateParts(
       {
         part: clipping[part].query(
@@ -198,11 +198,9 @@ class PrivateFactory(
     return specs
 
   def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    """Make the process for values of a type.
+    """Make the process for values of a type, floating-point tensors.
 
-    Args:
-      value_type: Type of an update: floating-point tensors; a structure with
-        the parts' names at the top if the clipping is given by part.
+    If the clipping is given by part, its names are at the top of the type.
 
     Raises:
       PrivateTypeError: If such values cannot be clipped.
@@ -217,13 +215,6 @@ class PrivateFactory(
     result_type: tff.Type,
   ) -> tff.templates.AggregationProcess:
     """Make the process for rows of some tables; all rows get noise.
-
-    Args:
-      value_type: Type of an update: by tier, named tensors; some rows only of
-        some tables.
-      weight_type: Type of an update's weight; each client counts once.
-      ids_type: Type of the row ids of each of these tables, by tier and name.
-      result_type: Type of the sum, with whole tables.
 
     Raises:
       PrivateTypeError: If such values cannot be clipped.

@@ -116,13 +116,7 @@ class PrivacyPlan:
     Raises:
       PrivacyError: If the parts do not match those of the clipping.
     """
-    return noise_norms.of_mean(
-      self.clipping,
-      self.noise_multiplier,
-      self.clients_per_round,
-      num_weights,
-      is_local=self.is_local,
-    )
+    return noise_norms.of_mean(self, num_weights)
 
   def __str__(self) -> str:
     """Describe the run's cost, and its noise relative to the update."""
