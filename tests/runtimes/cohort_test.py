@@ -130,6 +130,22 @@ def _distinct(clients):
   return tff.federated_map(unique, clients)
 
 
+@tff.federated_computation(_at_clients(tff.TensorType(np.int32, [None])))
+def _distinct_and_later(clients):
+  """A result of such a shape, which is read after an aggregate, too."""
+  unique = tff.tensorflow.computation(lambda client: tf.unique(client)[0])
+  size = tff.tensorflow.computation(lambda values: tf.size(values))
+
+  @tff.tensorflow.computation
+  def missing(values, most):
+    return most - tf.size(values)
+
+  values = tff.federated_map(unique, clients)
+  most = tff.federated_max(tff.federated_map(size, values))
+  lacking = tff.federated_map(missing, (values, tff.federated_broadcast(most)))
+  return values, clients, lacking, tff.federated_sum(lacking)
+
+
 @tff.federated_computation(_at_clients(np.float32))
 def _variables(values):
   """Variables at clients, which start anew at each."""
@@ -295,6 +311,11 @@ _LAWFUL: dict[str, Callable[[], Callable[[int], Any]]] = {
   'open_shapes': lambda: lambda size: _open_shapes(_rows(size)),
   'distinct': lambda: (
     lambda size: _distinct(
+      [np.arange(8, dtype=np.int32) // (1 + i % 3) for i in range(size)]
+    )
+  ),
+  'distinct_and_later': lambda: (
+    lambda size: _distinct_and_later(
       [np.arange(8, dtype=np.int32) // (1 + i % 3) for i in range(size)]
     )
   ),
@@ -771,6 +792,16 @@ def test_a_measured_run_has_the_bits_of_its_choice(lawful):
   _assert_alike(measured, forced)
   _assert_alike(measured, repeated)
   assert resumed.choices == choices
+
+
+@pytest.mark.parametrize('jit', [False, True])
+def test_choices_say_what_ran_even_against_earlier_ones(jit):
+  with cohort(jit=jit) as first:
+    _weighted(_floats(_FEW), _floats(_FEW))
+  told = dict.fromkeys(first.choices, not jit)
+  with cohort(jit=jit, choices=told) as context:
+    _weighted(_floats(_FEW), _floats(_FEW))
+  assert [*context.choices.values()] == [jit] * len(told) and told
 
 
 class _Timer:

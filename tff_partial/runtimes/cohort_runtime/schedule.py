@@ -89,12 +89,18 @@ class Plan:
     return kept
 
   def _loop(self, stage: int, outputs: set[Key]) -> client_loop.ClientLoop:
-    stage_of = self._program.stage_of
+    program, stage_of = self._program, self._program.stage_of
     return client_loop.ClientLoop(
-      self._program,
+      program,
       self._aggregates(stage),
       sorted((key for key in outputs if stage_of(key) == stage), key=str),
-      frozenset(key for key in outputs if stage_of(key) < stage),
+      # Results of unknown shape are not stacked, hence computed again.
+      frozenset(
+        key
+        for key in outputs
+        if stage_of(key) < stage
+        and typed_values.num_bytes(program.type_of(key)) is not None
+      ),
     )
 
   def _stage(
