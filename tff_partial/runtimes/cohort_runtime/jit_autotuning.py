@@ -135,6 +135,7 @@ class Chooser:
     if wanted == 'auto':
       wanted = self.choices.get(name, 'auto')
     if wanted is False:
+      self.choices[name] = False
       return False
     is_for_xla = all(leaf.is_for_xla for leaf in loop.leaves)
     if wanted == 'auto' and (loop.reads_sequences or not is_for_xla):
@@ -174,7 +175,7 @@ class Chooser:
       self.choices.setdefault(name, False)
       return False
     if wanted is True:
-      self.choices.setdefault(name, True)
+      self.choices[name] = True
       return True
     compiled.run(sample, jit=False)
     with_xla = self._seconds(functools.partial(compiled.run, sample, jit=True))
