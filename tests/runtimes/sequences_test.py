@@ -69,6 +69,13 @@ def _named() -> tf.data.Dataset:
     pytest.param(_ONE_EACH, [2, 1], [[2, 1]], 0, id='a list'),
     pytest.param(_BATCHES, _count(5, 5), [range(5)], 5, id='one batch'),
     pytest.param(_BATCHES, _count(5, 2), [range(5)], 2, id='a short last one'),
+    pytest.param(
+      _ONE_EACH,
+      _count(3).repeat().filter(lambda x: x > 0).take(3),
+      [[1, 2, 1]],
+      0,
+      id='the first of endless ones',
+    ),
     pytest.param(_BATCHES, [[3, 4], [5]], [[3, 4, 5]], 2, id='batches listed'),
     pytest.param(_BATCHES, _count(0, 2), [[]], 1, id='no batch'),
     pytest.param(_BATCHES, [], [[]], 1, id='an empty list'),
@@ -113,6 +120,10 @@ def test_sequences_are_read_as_arrays(type_spec, value, components, batch_size):
     ([[1, 2], []], 'differ in shape'),
     (_count(3, 2).repeat(2), 'differ in shape'),
     (_count(1, 1).repeat(), 'without an end'),
+    (
+      _count(3).repeat().filter(lambda x: x > 0).batch(2).prefetch(1),
+      'without an end',
+    ),
   ],
 )
 def test_what_is_not_dense_has_no_arrays(value, match):

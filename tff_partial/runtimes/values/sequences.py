@@ -22,6 +22,13 @@ from tff_partial.runtimes.graphs import data_loops
 from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.values import typed_values
 
+# Data sets of an unknown number of elements that end only with their input.
+_ON_AND_ON = frozenset(
+  """
+  _BatchDataset _FilterDataset _MapDataset _OptionsDataset _ParallelBatchDataset
+  _ParallelMapDataset _PrefetchDataset _ShardDataset _ShuffleDataset
+  """.split()
+)
 # Number of elements of one shape that are read at once.
 _READ_AT_ONCE = 1 << 10
 
@@ -162,7 +169,7 @@ class SequenceLayout:
   ) -> list['_Column']:
     """Read a data set's elements, leaf by leaf, in the type's order."""
     places = self._places_in(dataset.element_spec, where)
-    if dataset.cardinality().numpy() == tf.data.INFINITE_CARDINALITY:
+    if _is_endless(dataset):
       raise errors.UnsupportedComputationError(
         f'a sequence without an end ({"/".join(where)})', 'it cannot be read'
       )
@@ -359,6 +366,15 @@ def _dataset(rows: Sequence[Any], batch_size: Any) -> tf.Tensor:
     if batch_size is not None:
       dataset = dataset.batch(batch_size)
     return tf.data.experimental.to_variant(dataset.with_options(_QUIET))
+
+
+def _is_endless(dataset: tf.data.Dataset) -> bool:
+  """Check whether a data set has no end, also where a filter hides it."""
+  cardinality = dataset.cardinality().numpy()
+  if cardinality == tf.data.UNKNOWN_CARDINALITY:
+    inputs = dataset._inputs() if type(dataset).__name__ in _ON_AND_ON else []
+    return any(map(_is_endless, inputs))
+  return bool(cardinality == tf.data.INFINITE_CARDINALITY)
 
 
 def _in_order(nested: Any) -> list[int]:
