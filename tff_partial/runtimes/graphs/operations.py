@@ -22,65 +22,55 @@ CASES = ('Case', 'StatelessCase')
 LOOPS = ('While', 'StatelessWhile')
 
 # Stateful operations with equal results for equal inputs, if the resources that
-# they act on are made or filled in the same call.
+# they act on are made or filled in the same call: control flow, checks,
+# printing; variables, and generators whose state is one; tables; arrays and
+# stacks, which every execution makes again; data sets, and iterators without a
+# name.
 _PURE = frozenset(
-  (
-    # Control flow, checks and printing.
-    *('Case', 'If', 'StatefulPartitionedCall', 'While'),
-    *('Assert', 'CheckNumerics', 'CheckNumericsV2', 'Print', 'PrintV2'),
-    *('DeepCopy', 'DeviceIndex', 'GuaranteeConst', 'StatelessRandomGetAlg'),
-    # Variables, and generators whose state is one.
-    *('AssignAddVariableOp', 'AssignSubVariableOp', 'AssignVariableOp'),
-    *('DestroyResourceOp', 'DisableCopyOnRead', 'ReadVariableOp'),
-    *('RngReadAndSkip', 'RngSkip', 'VarHandleOp', 'VarIsInitializedOp'),
-    'VariableShape',
-    # Tables.
-    *('AnonymousHashTable', 'AnonymousMutableDenseHashTable'),
-    *('AnonymousMutableHashTable', 'AnonymousMutableHashTableOfTensors'),
-    *('HashTableV2', 'InitializeTableFromDataset', 'InitializeTableV2'),
-    *('LookupTableExportV2', 'LookupTableFindV2', 'LookupTableImportV2'),
-    *('LookupTableInsertV2', 'LookupTableRemoveV2', 'LookupTableSizeV2'),
-    *('MutableDenseHashTableV2', 'MutableHashTableOfTensorsV2'),
-    'MutableHashTableV2',
-    # Arrays and stacks, which every execution makes again.
-    *('StackCloseV2', 'StackPopV2', 'StackPushV2', 'StackV2'),
-    *('TensorArrayCloseV3', 'TensorArrayConcatV3', 'TensorArrayGatherV3'),
-    *('TensorArrayGradV3', 'TensorArrayGradWithShape', 'TensorArrayReadV3'),
-    *('TensorArrayScatterV3', 'TensorArraySizeV3', 'TensorArraySplitV3'),
-    *('TensorArrayV3', 'TensorArrayWriteV3'),
-    # Datasets, and iterators without a name.
-    *('AnonymousIterator', 'AnonymousIteratorV2', 'AnonymousIteratorV3'),
-    *('AnonymousMemoryCache', 'AnonymousRandomSeedGenerator'),
-    *('AnonymousSeedGenerator', 'CacheDatasetV2', 'DatasetToSingleElement'),
-    *('DeleteIterator', 'DeleteMemoryCache', 'DeleteRandomSeedGenerator'),
-    *('DeleteSeedGenerator', 'DummyIterationCounter', 'DummyMemoryCache'),
-    *('DummySeedGenerator', 'ExperimentalGroupByReducerDataset'),
-    *('ExperimentalRandomDataset', 'GroupByReducerDataset', 'IteratorGetNext'),
-    *('IteratorGetNextAsOptional', 'IteratorGetNextSync', 'MakeIterator'),
-    *('RandomDataset', 'RandomDatasetV2', 'RangeDataset', 'ReduceDataset'),
-    *('ShuffleAndRepeatDatasetV2', 'ShuffleDatasetV2', 'ShuffleDatasetV3'),
-    *('SparseTensorSliceDataset', 'TensorDataset', 'TensorSliceDataset'),
-  )
+  """
+  AnonymousHashTable AnonymousIterator AnonymousIteratorV2 AnonymousIteratorV3
+  AnonymousMemoryCache AnonymousMutableDenseHashTable AnonymousMutableHashTable
+  AnonymousMutableHashTableOfTensors AnonymousRandomSeedGenerator
+  AnonymousSeedGenerator Assert AssignAddVariableOp AssignSubVariableOp
+  AssignVariableOp CacheDatasetV2 Case CheckNumerics CheckNumericsV2
+  DatasetToSingleElement DeepCopy DeleteIterator DeleteMemoryCache
+  DeleteRandomSeedGenerator DeleteSeedGenerator DestroyResourceOp DeviceIndex
+  DisableCopyOnRead DummyIterationCounter DummyMemoryCache DummySeedGenerator
+  ExperimentalGroupByReducerDataset ExperimentalRandomDataset
+  GroupByReducerDataset GuaranteeConst HashTableV2 If InitializeTableFromDataset
+  InitializeTableV2 IteratorGetNext IteratorGetNextAsOptional
+  IteratorGetNextSync LookupTableExportV2 LookupTableFindV2 LookupTableImportV2
+  LookupTableInsertV2 LookupTableRemoveV2 LookupTableSizeV2 MakeIterator
+  MutableDenseHashTableV2 MutableHashTableOfTensorsV2 MutableHashTableV2 Print
+  PrintV2 RandomDataset RandomDatasetV2 RangeDataset ReadVariableOp
+  ReduceDataset RngReadAndSkip RngSkip ShuffleAndRepeatDatasetV2
+  ShuffleDatasetV2 ShuffleDatasetV3 SparseTensorSliceDataset StackCloseV2
+  StackPopV2 StackPushV2 StackV2 StatefulPartitionedCall StatelessRandomGetAlg
+  TensorArrayCloseV3 TensorArrayConcatV3 TensorArrayGatherV3 TensorArrayGradV3
+  TensorArrayGradWithShape TensorArrayReadV3 TensorArrayScatterV3
+  TensorArraySizeV3 TensorArraySplitV3 TensorArrayV3 TensorArrayWriteV3
+  TensorDataset TensorSliceDataset VarHandleOp VarIsInitializedOp VariableShape
+  While
+  """.split()
 )
 # Whole families that act on variables.
 _PURE_FAMILY = re.compile(r'Resource(Apply|Gather|Scatter|Sparse|Strided)')
 
 # These draw at random unless one of the inputs called `seed` is not zero.
 _SEEDED = frozenset(
-  (
-    *('AnonymousRandomSeedGenerator', 'AnonymousSeedGenerator'),
-    *('ExperimentalRandomDataset', 'RandomDataset', 'RandomDatasetV2'),
-    *('ShuffleAndRepeatDataset', 'ShuffleAndRepeatDatasetV2'),
-    *('ShuffleDataset', 'ShuffleDatasetV3'),
-  )
+  """
+  AnonymousRandomSeedGenerator AnonymousSeedGenerator ExperimentalRandomDataset
+  RandomDataset RandomDatasetV2 ShuffleAndRepeatDataset
+  ShuffleAndRepeatDatasetV2 ShuffleDataset ShuffleDatasetV3
+  """.split()
 )
 
 # These fill their first input, a resource, with all its contents.
 _FILLS = frozenset(
-  (
-    *('AssignVariableOp', 'InitializeTableFromDataset', 'InitializeTableV2'),
-    'LookupTableImportV2',
-  )
+  """
+  AssignVariableOp InitializeTableFromDataset InitializeTableV2
+  LookupTableImportV2
+  """.split()
 )
 
 
@@ -165,12 +155,7 @@ def source(name: str) -> str:
 
 
 def origin(known: Mapping[str, tf.compat.v1.NodeDef], tensor: str) -> str:
-  """Follow a tensor back through nodes that pass it on.
-
-  Args:
-    known: The nodes of a graph or of a function by their names.
-    tensor: The name of the tensor.
-  """
+  """Follow a tensor back through nodes that pass it on."""
   node = known.get(source(tensor))
   while node is not None and node.op == 'Identity':
     tensor = node.input[0]

@@ -16,27 +16,10 @@ from tff_partial.runtimes.graphs import operations
 # Longer branches may be worth skipping.
 _MAX_OPERATIONS = 32
 _ELEMENTWISE = frozenset(
-  (
-    'Abs',
-    'Add',
-    'AddV2',
-    'BroadcastTo',
-    'Cast',
-    'Const',
-    'Fill',
-    'Identity',
-    'Maximum',
-    'Minimum',
-    'Mul',
-    'Neg',
-    'NoOp',
-    'Pack',
-    'RealDiv',
-    'Shape',
-    'Square',
-    'Sub',
-    'ZerosLike',
-  )
+  """
+  Abs Add AddV2 BroadcastTo Cast Const Fill Identity Maximum Minimum Mul Neg
+  NoOp Pack RealDiv Shape Square Sub ZerosLike
+  """.split()
 )
 
 
