@@ -219,11 +219,11 @@ def _graph(function: Callable[..., Any], like: np.ndarray) -> tuple[Any, ...]:
 def _with_doubt(function: Callable[..., Any], like: np.ndarray) -> Any:
   """A function under XLA that returns its value, and whether it is in doubt."""
   graph_def, start, end = _graph(function, like)
-  found = doubts.added(graph_def, [end])
+  doubting, doubt = doubts.added(graph_def, [end])
   wrapped = tf.compat.v1.wrap_function(
-    lambda: tf.graph_util.import_graph_def(found.graph_def, name=''), []
+    lambda: tf.graph_util.import_graph_def(doubting, name=''), []
   )
-  ends = [wrapped.graph.as_graph_element(name) for name in (end, found.doubt)]
+  ends = [wrapped.graph.as_graph_element(name) for name in (end, doubt)]
   pruned = wrapped.prune(wrapped.graph.as_graph_element(start), ends)
 
   @tf.function(jit_compile=True)

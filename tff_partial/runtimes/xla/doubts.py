@@ -13,7 +13,7 @@ import contextvars
 import functools
 import inspect
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -51,19 +51,9 @@ def notice(doubt: tf.Tensor) -> None:
     collected.append(doubt)
 
 
-class Doubtful(NamedTuple):
-  """Graph with one more result.
-
-  Attributes:
-    graph_def: The graph.
-    doubt: The name of a Boolean tensor in it; None if there is no doubt.
-  """
-
-  graph_def: tf.compat.v1.GraphDef
-  doubt: str | None
-
-
-def added(graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]) -> Doubtful:
+def added(
+  graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]
+) -> tuple[tf.compat.v1.GraphDef, str | None]:
   """Add to a graph a result that is true if XLA may compute something else.
 
   Args:
@@ -71,10 +61,16 @@ def added(graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]) -> Doubtful:
     outputs: The names of the output tensors. Nodes that they do not need are
       never run, and not doubted.
 
+  Returns:
+    The graph with the result, and the result's name; None if there is no doubt.
+
   Raises:
     UnfitForXlaError: If XLA computes something else, or may do so.
   """
-  return _Adder(graph_def).graph(outputs)
+  adder = _Adder(graph_def)
+  scope = _Scope(adder.graph_def.node, is_function=False)
+  doubts = adder.doubts(scope, outputs)
+  return adder.graph_def, scope.either(doubts) if doubts else None
 
 
 class _Scope:
@@ -134,13 +130,7 @@ class _Adder:
     # Maps a function to one with a doubt as its last result, if it has any.
     self._doubting: dict[str, str | None] = {}
 
-  def graph(self, outputs: Sequence[str]) -> Doubtful:
-    """Add the doubts about what some tensors of the graph need."""
-    scope = _Scope(self.graph_def.node, is_function=False)
-    doubts = self._doubts(scope, outputs)
-    return Doubtful(self.graph_def, scope.either(doubts) if doubts else None)
-
-  def _doubts(self, scope: _Scope, ends: Iterable[str]) -> list[str]:
+  def doubts(self, scope: _Scope, ends: Iterable[str]) -> list[str]:
     """Add the doubts about what some tensors of a scope need."""
     doubts = []
     for node in scope.needed(ends):
@@ -223,7 +213,7 @@ class _Adder:
     if name not in self._doubting:
       function = self._copy(name, 'doubting')
       scope = _Scope(function.node_def, is_function=True)
-      doubts = self._doubts(
+      doubts = self.doubts(
         scope, [*function.ret.values(), *function.control_ret.values()]
       )
       self._doubting[name] = None
