@@ -35,11 +35,11 @@ import os
 from typing import Any, cast, TypeAlias
 import weakref
 
+from absl import logging
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import errors
-from tff_partial.runtimes.cohort_runtime import fallback
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
 from tff_partial.runtimes.cohort_runtime import rounds
 from tff_partial.runtimes.native_runtime import native
@@ -70,13 +70,9 @@ class _CohortContext:
     threads: int | None,
     strict: bool,
     choices: Mapping[str, bool] | None,
-    workers: rounds.Workers | None = None,
+    workers: Any = None,
   ):
-    """Set up the runtime, but start nothing yet.
-
-    Args:
-      workers: Other processes that run shards while a context is open.
-    """
+    """Set up the runtime, but start nothing yet."""
     threads = default_threads() if threads is None else threads
     if threads < 1:
       raise ValueError(f'Expected at least one thread, found {threads}.')
@@ -96,7 +92,7 @@ class _CohortContext:
     )
     self._of_known: dict[int, tuple[_Kept, _Convert]] = {}
     self._calls = itertools.count()
-    self._fallback = fallback.NativeFallback()
+    self._logged: set[tff.Computation] = set()
     self._installed: list[Any] = []
 
   @property
@@ -108,11 +104,7 @@ class _CohortContext:
     return dict(self._chooser.choices)
 
   def recall(self, choices: Mapping[str, bool]) -> None:
-    """Adopt the choices of an earlier runtime, for loops not yet compiled.
-
-    Args:
-      choices: Its `choices`.
-    """
+    """Adopt the `choices` of an earlier runtime, for loops not yet compiled."""
     self._chooser.choices.update(choices)
 
   @property
@@ -125,13 +117,37 @@ class _CohortContext:
     if isinstance(compiled, errors.UnsupportedComputationError):
       if self._strict:
         raise compiled.with_traceback(None)
-      return self._fallback.run(computation, argument, compiled)
+      return self._run_natively(computation, argument, compiled)
     try:
       return compiled(argument, convert, self._resources)
     except errors.UnsupportedComputationError as error:
       if self._strict:  # A sequence that cannot be read as arrays.
         raise
-      return self._fallback.run(computation, argument, error)
+      return self._run_natively(computation, argument, error)
+
+  def _run_natively(
+    self,
+    computation: tff.Computation,
+    argument: Any,
+    error: errors.UnsupportedComputationError,
+  ) -> Any:
+    """Run what cannot be compiled, and log why once per computation."""
+    if computation not in self._logged:
+      self._logged.add(computation)
+      logging.warning(
+        'The native runtime, which is slower, runs a computation: it holds '
+        '%s, and %s.',
+        error.what,
+        error.why,
+      )
+    return self._native.invoke(computation, argument)
+
+  @functools.cached_property
+  def _native(self) -> native.NativeRuntime:
+    # It starts with its first computation. It is not on TFF's context stack:
+    # that belongs to a thread, and a runtime may be dropped, and ended, in
+    # another one.
+    return native.NativeRuntime(compiler=_for_worker)
 
   def _compile(
     self, computation: tff.Computation
@@ -179,13 +195,22 @@ class _CohortContext:
   def __exit__(self, *exception: Any) -> None:
     self._installed.pop().__exit__(*exception)
     if not self._installed:
-      self._fallback.close()
+      runtime = self.__dict__.pop('_native', None)
+      if runtime is not None:
+        runtime.close()
       if self._resources.workers is not None:
         self._resources.workers.close()
 
   def set_default(self) -> None:
     """Make this the default context, for calls outside any `with`."""
     tff.framework.set_default_context(self)
+
+
+def _for_worker(computation: tff.Computation) -> object:
+  """Compile for the worker: secure sums in the clear, as in compiled rounds."""
+  return tff.backends.native.desugar_and_transform_to_native(
+    tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
+  )
 
 
 class CohortRuntime(_CohortContext, tff.framework.SyncContext):
