@@ -57,7 +57,7 @@ class _Crew:
         worker.learn(key, program)
         self.num_learned += 1
       sent = [
-        remote_shards.SentShare.of(shares[place](), stage.loop.program)
+        remote_shards.sent(shares[place](), stage.loop.program)
         for place in block
       ]
       message = pickle.dumps((common, sent, chooser.choices))

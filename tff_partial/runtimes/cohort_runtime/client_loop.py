@@ -90,11 +90,6 @@ class ClientLoop:
     self.accumulator_specs = typed_values.leaves(self._accumulators)
 
   @property
-  def is_empty(self) -> bool:
-    """True if there is nothing to compute."""
-    return not (self.aggregates or self.outputs)
-
-  @property
   def owns_resources(self) -> bool:
     """True if clients have variables, which two threads must not share."""
     return any(leaf.owns_resources for leaf in self.leaves)

@@ -4,7 +4,7 @@ The bound of the loop is a tensor, so that one program serves every shard that
 fits into its bucket. Only the outputs of the computation outlive a client.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple, TypeAlias
 
@@ -87,18 +87,13 @@ class CompiledLoop:
     )
     results = iter(results_of_loop)
     totals = [next(results) for _ in self._loop.accumulator_specs]
-    return is_doubtful, Results(totals, self._gathered(results))
-
-  def _gathered(
-    self, tensors: Iterator[tf.Tensor]
-  ) -> dict[Key, list[tf.Tensor | client_batch.Ragged]]:
-    """Read the clients' outputs, leaf by leaf, from the stacked columns."""
-    leaves = iter([column.read(tensors) for column in self._columns])
+    leaves = iter([column.read(results) for column in self._columns])
     pattern = self._loop.program.pattern
-    return {
+    outputs = {
       key: [next(leaves) for _ in typed_values.leaves(pattern(key))]
       for key in self._loop.outputs
     }
+    return is_doubtful, Results(totals, outputs)
 
   @property
   def _is_ragged(self) -> bool:
@@ -176,7 +171,7 @@ class CompiledLoop:
       **loop.client_inputs(inputs.feeds, inputs.kept, index),
     }
     for step in loop.steps:
-      values[step.key] = loop.program.run(step, values)
+      values[step.key] = loop.program.evaluate(step.block, values)
     return values
 
   def _returned(self, *flat: tf.Tensor) -> list[tf.Tensor]:

@@ -27,11 +27,6 @@ def named(
 ) -> Iterator[None]:
   """Turn a failure of a compiled loop into one that names the client.
 
-  Args:
-    loop: The loop.
-    shard: Its clients.
-    inputs: Its inputs.
-
   Raises:
     ClientComputationError: If a client fails when it runs alone.
   """
@@ -63,7 +58,7 @@ def _run_client(
         aggregation = program.aggregation(step, values)
         aggregation.accumulate(total, aggregation.value())
       else:
-        values[step.key] = program.run(step, values)
+        values[step.key] = program.evaluate(step.block, values)
     except (tf.errors.OpError, ValueError, TypeError) as error:
       message = getattr(error, 'message', None) or str(error)
       raise errors.ClientComputationError(

@@ -94,14 +94,7 @@ class Chooser:
     signature: loop_inputs.Signature,
     sample: Callable[[], Sequence[tf.Tensor]],
   ) -> Run:
-    """Compile a loop.
-
-    Args:
-      name: A name of the loop that is the same in every process.
-      loop: The loop.
-      signature: The exact shapes.
-      sample: Makes inputs with a single client, to measure on.
-    """
+    """Compile a loop; `sample` makes inputs of one client, to measure on."""
     key = (loop, signature)
     run = self._runs.get(key)
     if run is None:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -52,51 +52,23 @@ class Resources:
     arrays: Resident arrays, on the device.
     chooser: Decides which loops XLA compiles.
     pool: Runs shards in parallel; None for one after the other.
-    workers: Other processes that run shards; None if there are none.
+    workers: Other processes that run shards, as `ray_workers` has them; None
+      if there are none.
   """
 
   arrays: client_feeds.DeviceArrays
   chooser: jit_autotuning.Chooser
   pool: futures.Executor | None = None
-  workers: 'Workers | None' = None
-
-
-class Workers(Protocol):
-  """Other processes, which run shards.
-
-  Attributes:
-    arrays: Resident arrays, where the workers find them.
-  """
-
-  arrays: client_feeds.DeviceArrays
-
-  def start(self) -> None:
-    """Begin to start them, unless they have been started."""
-
-  def close(self) -> None:
-    """End them."""
-
-  def run(
-    self,
-    computation: tff.Computation,
-    number: int,
-    stage: 'ClientStage',
-    shares: 'Sequence[Callable[[], Share]]',
-    chooser: jit_autotuning.Chooser,
-  ) -> 'tuple[Sequence[tf.Tensor], list[Returned]]':
-    """Run a loop, as `stage.run` does.
-
-    Args:
-      computation: The computation with the loop.
-      number: The number of the loop in it, counted from 0.
-      stage: The loop.
-      shares: Build the inputs of each shard.
-      chooser: Holds, and receives, the choice of XLA for the loop.
-    """
+  workers: Any = None
 
 
 class CompiledComputation:
-  """Computation in parts, which are compiled when first needed."""
+  """Computation in parts, which are compiled when first needed.
+
+  Attributes:
+    program: The program of the computation.
+    loops: Its loops over clients.
+  """
 
   def __init__(self, computation: tff.Computation):
     """Read a computation.
@@ -105,13 +77,14 @@ class CompiledComputation:
       UnsupportedComputationError: If it has parts that cannot be compiled.
     """
     self._computation = computation
-    self._program = flat_program.Program(computation)
-    self._plan = schedule.Plan(self._program)
+    self.program = flat_program.Program(computation)
+    self._plan = schedule.Plan(self.program)
+    self.loops = self._plan.loops
     # Two threads that call it must not share its variables.
     self._turn: contextlib.AbstractContextManager[Any] = (
       contextlib.nullcontext()
     )
-    if any(step.owns_resources for step in self._program.steps.values()):
+    if any(step.owns_resources for step in self.program.steps.values()):
       self._turn = threading.Lock()
     parameter = computation.type_signature.parameter
     self._reader = readers.ValueReader(
@@ -134,7 +107,7 @@ class CompiledComputation:
     """
     with self._turn:
       values = self._values(argument, resources)
-    nested = self._program.evaluate(self._program.result, values)
+    nested = self.program.evaluate(self.program.result, values)
     return convert(map(_to_numpy, typed_values.leaves(nested)))
 
   def _values(
@@ -142,13 +115,13 @@ class CompiledComputation:
   ) -> dict[Key, typed_values.Nested]:
     """Compute all values at the server, and the client values returned."""
     values, clients = self._open(argument, resources.arrays)
-    shards = sharding.cut(clients, self._program.shows_order)
+    shards = sharding.cut(clients, self.program.shows_order)
     outputs: Outputs = {}
     totals: Sequence[tf.Tensor] = []
     for number, stage in enumerate(self._plan.stages):
       computed, totals = stage(values, totals)
       values.update(computed)
-      if number < len(self._plan.loops) and shards:
+      if number < len(self.loops) and shards:
         client_stage = self.client_stage(number, values, totals)
         shares = [
           functools.partial(
@@ -175,46 +148,30 @@ class CompiledComputation:
   def client_stage(
     self, number: int, values: flat_program.Values, zeros: Sequence[tf.Tensor]
   ) -> 'ClientStage':
-    """Return one of the loops over clients, for a round.
-
-    Args:
-      number: The number of the loop, counted from 0.
-      values: Values at the server, including all that the loop reads.
-      zeros: The leaves of its first accumulators.
-    """
-    name = f'{self._program.fingerprint}/{number}'
-    return ClientStage(name, self._plan.loops[number], values, zeros)
+    """Return loop `number`, counted from 0, with its inputs in a round."""
+    name = f'{self.program.fingerprint}/{number}'
+    return ClientStage(name, self.loops[number], values, zeros)
 
   @functools.cached_property
   def may_be_deposited(self) -> frozenset[Key]:
     """Client results that no other loop reads, with only arrays in them."""
-    read = {key for loop in self._plan.loops for key in loop.kept}
+    read = {key for loop in self.loops for key in loop.kept}
     return frozenset(
       key
       for key in self._plan.client_results
       if key not in read
       and all(
         spec.shape.is_fully_defined() and spec.dtype != tf.string
-        for spec in typed_values.tensor_specs(self._program.type_of(key))
+        for spec in typed_values.tensor_specs(self.program.type_of(key))
       )
     )
-
-  @property
-  def program(self) -> flat_program.Program:
-    """Program of the computation."""
-    return self._program
-
-  @property
-  def loops(self) -> Sequence[client_loop.ClientLoop]:
-    """Its loops over clients."""
-    return self._plan.loops
 
   def _open(
     self, argument: Any, arrays: client_feeds.DeviceArrays
   ) -> tuple[dict[Key, typed_values.Nested], dict[str, client_inputs.Clients]]:
     """Open values at the server, and arguments with a value per client."""
     values, clients = {}, {}
-    for part in self._program.arguments.values():
+    for part in self.program.arguments.values():
       value, reader = argument, self._reader
       for index in part.key[1:]:
         value = reader.open(value, 'the arguments')[index]
@@ -236,7 +193,7 @@ class CompiledComputation:
     """Gather a client value of the whole cohort, in its order."""
     positions = [shard.positions for shard in shards]
     size = sum(map(len, positions))
-    specs = typed_values.tensor_specs(self._program.type_of(key))
+    specs = typed_values.tensor_specs(self.program.type_of(key))
     parts = outputs.get(key, ())
     if not all(isinstance(part, list) for part in parts):
       of_shards = list(map(_source, parts))
@@ -261,12 +218,13 @@ class Share:
   Attributes:
     shard: Its clients.
     feeds: Their share of each argument.
-    kept: The values that earlier loops kept for them, leaf by leaf.
+    kept: The values that earlier loops kept for them, leaf by leaf, by key; in
+      a share that was sent, by place.
   """
 
   shard: sharding.Shard
-  feeds: Sequence[client_feeds.Feed | client_feeds.UnreadFeed]
-  kept: Mapping[Key, Sequence[Any]]
+  feeds: Sequence[client_feeds.MaybeRead]
+  kept: Mapping[Any, Any]
 
 
 def _share(
@@ -274,7 +232,8 @@ def _share(
   arguments: Iterable[client_inputs.Clients],
   kept: Mapping[Key, Sequence[Any]],
 ) -> Share:
-  return Share(shard, shard.feeds(arguments), kept)
+  feeds = [each.feed(shard.positions, shard.bucket) for each in arguments]
+  return Share(shard, feeds, kept)
 
 
 @dataclasses.dataclass(frozen=True)

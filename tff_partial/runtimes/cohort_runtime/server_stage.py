@@ -25,15 +25,7 @@ class ServerStage:
     zeros: Iterable[flat_program.Step],
     outputs: Iterable[Key],
   ):
-    """Determine what the stage needs.
-
-    Args:
-      program: The program.
-      reports: The aggregates of the loop before.
-      steps: The steps to run.
-      zeros: The aggregates of the loop after.
-      outputs: The values to return.
-    """
+    """Report the loop before, run steps, then make zeros for the loop after."""
     self._program = program
     self._reports, self._steps = list(reports), list(steps)
     self._zeros, self._outputs = list(zeros), sorted(outputs, key=str)
@@ -85,7 +77,7 @@ class ServerStage:
     for step, total in zip(self._reports, totals, strict=True):
       values[step.key] = program.aggregation(step, values).report(total)
     for step in self._steps:
-      values[step.key] = program.run(step, values)
+      values[step.key] = program.evaluate(step.block, values)
     results = [
       [values[key] for key in self._outputs],
       [program.aggregation(step, values).zero() for step in self._zeros],

@@ -6,13 +6,12 @@ machine, so that a round has the same bits wherever it runs.
 """
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 
 import numpy as np
 
 from tff_partial.runtimes import errors
-from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import client_inputs
 
 # A shard of fewer clients costs more to start and to merge than it gains. All
@@ -48,24 +47,6 @@ class Shard:
   def __len__(self) -> int:
     return len(self.positions)
 
-  def feeds(
-    self, arguments: Iterable[client_inputs.Clients]
-  ) -> list[client_feeds.Feed | client_feeds.UnreadFeed]:
-    """Return the shard's share of each argument.
-
-    Args:
-      arguments: The arguments of the whole cohort.
-    """
-    return [a.feed(self.positions, self.bucket) for a in arguments]
-
-
-def cohort_size(arguments: Mapping[str, client_inputs.Clients]) -> int:
-  """Return the number of clients, which must be equal in all arguments."""
-  sizes = {name: len(argument) for name, argument in arguments.items()}
-  if len(set(sizes.values())) > 1:
-    raise errors.CohortSizeError(sizes)
-  return next(iter(sizes.values()), 0)
-
 
 def cut(
   arguments: Mapping[str, client_inputs.Clients], in_order: bool = False
@@ -77,7 +58,10 @@ def cut(
     in_order: Whether the clients of a shard, and the shards, must follow one
       another as in the cohort. Then a group starts wherever shapes change.
   """
-  size = cohort_size(arguments)
+  sizes = {name: len(argument) for name, argument in arguments.items()}
+  if len(set(sizes.values())) > 1:
+    raise errors.CohortSizeError(sizes)
+  size = next(iter(sizes.values()), 0)
   clients = list(arguments.values())
   groups = collections.defaultdict(list)
   numbers = [argument.groups() for argument in clients]

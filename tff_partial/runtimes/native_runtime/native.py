@@ -85,11 +85,7 @@ class _NativeContext:
       tff.backends.native.desugar_and_transform_to_native
     ),
   ):
-    """Set up the runtime, but start nothing yet.
-
-    Args:
-      compiler: Compiles a computation for the worker.
-    """
+    """Set up the runtime, but start nothing yet."""
     self._worker = Worker()
     super().__init__(  # type: ignore[call-arg]  # In the other base.
       executor_fn=self._worker,

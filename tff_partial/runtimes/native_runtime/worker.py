@@ -72,17 +72,6 @@ class NativeRuntimeError(UserError, RuntimeError):
   """The native runtime cannot run a computation."""
 
 
-def _check_binary() -> None:
-  """Raise if TFF was installed without its worker."""
-  if not os.path.isfile(_BINARY) or not os.path.getsize(_BINARY):
-    raise NativeRuntimeError(
-      "The native runtime needs TFF's worker, a program for Linux on x86-64, "
-      'which this installation of TFF lacks (wheels made by `make dist` leave '
-      f'it out): {_BINARY} is missing or empty. Use `runtimes.cohort()`, which '
-      "needs none, or install TFF's own wheel."
-    )
-
-
 def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
   """Start a child that the kernel kills when this process ends."""
   command = [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())]
@@ -233,7 +222,13 @@ class Worker(tff.framework.ExecutorFactory):
         return self._stub
       logging.warning('The native worker ended with status %d.', status)
     self.end()  # Even one whose start was interrupted.
-    _check_binary()
+    if not os.path.isfile(_BINARY) or not os.path.getsize(_BINARY):
+      raise NativeRuntimeError(
+        "The native runtime needs TFF's worker, a program for Linux on x86-64, "
+        'which this installation of TFF lacks (wheels made by `make dist` '
+        f'leave it out): {_BINARY} is missing or empty. Use '
+        "`runtimes.cohort()`, which needs none, or install TFF's own wheel."
+      )
     port = portpicker.pick_unused_port()
     process = self._process = _spawn(
       [_BINARY, '--max_concurrent_computation_calls=-1', f'--port={port}']

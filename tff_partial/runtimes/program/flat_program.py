@@ -273,12 +273,8 @@ class Program:
       return keys | self.keys_read(block.result, bound)
     return set()
 
-  def run(self, step: Step, values: Values) -> typed_values.Nested:
-    """Compute the value of a step at the server, or at one client."""
-    return self.evaluate(step.block, values)
-
   def evaluate(self, block: Block, values: Values) -> typed_values.Nested:
-    """Compute the value of a block, given all values that it reads."""
+    """Compute the value of a block, at the server or at one client."""
     return self._evaluator.evaluate(block, self._names(values))
 
   def aggregation(

@@ -38,8 +38,7 @@ class Leaf:
       solves on CPUs, and those in a scope of the name `tracing.DYNAMIC`.
     function_names: The Python functions that were traced into it.
     owns_resources: Whether it has variables or tables.
-    draws: The type of an operation for which two calls on the same arguments
-      may differ, or None.
+    is_random: Whether two calls on the same arguments may differ.
   """
 
   def __init__(self, block: tff.framework.CompiledComputation):
@@ -59,17 +58,9 @@ class Leaf:
     self.is_for_xla = 'MatrixSolve' not in self.op_types and not any(
       f'{tracing.DYNAMIC}/' in node.name for node in nodes
     )
-    self.function_names = sorted(
-      set(
-        filter(
-          None,
-          [
-            _python_name(function.signature.name)
-            for function in self._graph_def.library.function
-          ],
-        )
-      )
-    )
+    functions = self._graph_def.library.function
+    names = {_python_name(function.signature.name) for function in functions}
+    self.function_names = sorted(filter(None, names))
     data_loops.as_loops(self._graph_def)
     self._initializer = program.initialize_op
     self.owns_resources = bool(self._initializer)
@@ -82,7 +73,7 @@ class Leaf:
     operations.check_resources(self._graph_def, self._initializer, self._inputs)
     if self.owns_resources:
       _separate_resources(self._graph_def)
-    self.draws = operations.draws(self._graph_def)
+    self.is_random = operations.draws(self._graph_def) is not None
     self._outputs = typed_values.leaves(self._result)
     parameter = self.type_signature.parameter
     self._is_open = parameter is not None and any(
@@ -91,11 +82,6 @@ class Leaf:
     )
     self._result_specs = typed_values.tensor_specs(self.type_signature.result)
     self._functions: dict[Any, _Imported] = {}
-
-  @property
-  def is_random(self) -> bool:
-    """True if two calls on the same arguments may differ."""
-    return self.draws is not None
 
   def __call__(self, *arguments: typed_values.Nested) -> typed_values.Nested:
     """Run the graph."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tff_partial.errors import UserError
 from tff_partial.runtimes import errors
+from tff_partial.runtimes.cohort_runtime import rounds
 from tff_partial.runtimes.ray_runtime import ray_access
 from tff_partial.runtimes.ray_runtime import remote_shards
 
@@ -30,7 +31,7 @@ class Job:
     key: The key of the program.
     program: A reference to the program.
     common: A reference to the inputs that all shards of the loop share.
-    shares: The inputs of each shard.
+    shares: The inputs of each shard, from `remote_shards.sent`.
     choices: Whether XLA compiles loops, as far as that is decided.
     keys: The keys of all arrays that may be named again.
   """
@@ -38,7 +39,7 @@ class Job:
   key: str
   program: Any
   common: Any
-  shares: Sequence[remote_shards.SentShare]
+  shares: Sequence[rounds.Share]
   choices: Mapping[str, bool]
   keys: Sequence[int]
 
@@ -185,12 +186,7 @@ class Cluster:
     return actor.remote(options, kernels)
 
   def end(self, actor: Any, place: tuple[str, int] | None) -> None:
-    """End an actor, even one that does not respond.
-
-    Args:
-      actor: The actor.
-      place: The node and id of its process, if they are known.
-    """
+    """End an actor, even a silent one, and its process, if it has a place."""
     import ray as ray_lib
 
     with contextlib.suppress(Exception):

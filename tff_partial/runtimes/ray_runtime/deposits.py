@@ -44,11 +44,7 @@ class Deposit:
 
   @classmethod
   def write(cls, folder: str, leaves: Sequence[np.ndarray]) -> Self:
-    """Write a file.
-
-    Args:
-      folder: Its folder.
-      leaves: Arrays `[clients, ...]`.
+    """Write leaves, arrays `[clients, ...]`, to a file in a folder.
 
     Raises:
       CohortRuntimeError: If it cannot be written.
@@ -132,9 +128,6 @@ class Deposit:
 
 def make_folder(parent: str | os.PathLike[str]) -> str:
   """Make a folder for files; see `private_folders`.
-
-  Args:
-    parent: The folder to make it in.
 
   Raises:
     CohortRuntimeError: If it cannot be made.

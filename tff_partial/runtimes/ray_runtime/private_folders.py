@@ -29,9 +29,6 @@ def make(parent: str | os.PathLike[str]) -> str:
   If several machines see the parent, only folders of this one are removed: not
   every shared disk shows locks to other machines.
 
-  Args:
-    parent: The folder to make it in.
-
   Returns:
     The path of the folder, in one that only this user can enter.
 
@@ -61,11 +58,7 @@ def make(parent: str | os.PathLike[str]) -> str:
 
 
 def remove(path: str) -> None:
-  """Remove a folder with its contents, unless that was done.
-
-  Args:
-    path: The path that `make` returned.
-  """
+  """Remove a folder that `make` returned, unless that was done."""
   lock = _held.pop(path, None)
   if lock is not None:
     with lock:

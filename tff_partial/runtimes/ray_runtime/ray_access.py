@@ -74,9 +74,6 @@ def warn_of_access(address: str) -> None:
   """Warn of what others can do on a cluster that this process has joined.
 
   A cluster that it has started itself needs no warning.
-
-  Args:
-    address: The address of the cluster.
   """
   if _is_private:
     return

@@ -142,7 +142,11 @@ class _Worker:
 
 
 class _Crew:
-  """Workers, and the work to be shared among them."""
+  """Workers, and the work to be shared among them.
+
+  Attributes:
+    arrays: Resident arrays, where the workers find them.
+  """
 
   def __init__(
     self,
@@ -201,7 +205,15 @@ class _Crew:
     shares: Sequence[Callable[[], rounds.Share]],
     chooser: jit_autotuning.Chooser,
   ) -> tuple[Sequence[tf.Tensor], list[rounds.Returned]]:
-    """See `rounds.Workers`."""
+    """Run a loop, as `stage.run` does.
+
+    Args:
+      computation: The computation with the loop.
+      number: The number of the loop in it, counted from 0.
+      stage: The loop.
+      shares: Build the inputs of each shard.
+      chooser: Holds, and receives, the choice of XLA for the loop.
+    """
     with self._lock:
       self.start()
       key, program = self._program(computation)
@@ -217,10 +229,7 @@ class _Crew:
           key,
           program,
           common,
-          [
-            remote_shards.SentShare.of(share(), stage.loop.program)
-            for share in some
-          ],
+          [remote_shards.sent(share(), stage.loop.program) for share in some],
           dict(chooser.choices),
           self.arrays.keys(),
         ),

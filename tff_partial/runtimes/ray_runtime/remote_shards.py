@@ -18,7 +18,6 @@ import tensorflow as tf
 from tff_partial.runtimes import merging
 from tff_partial.runtimes.cohort_runtime import jit_autotuning
 from tff_partial.runtimes.cohort_runtime import rounds
-from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.program import serialized
 from tff_partial.runtimes.ray_runtime import deposits
@@ -114,11 +113,7 @@ class RemoteArrays(client_feeds.DeviceArrays):
   """Arrays that are the same objects in every round, each sent once."""
 
   def __init__(self, send: Callable[[np.ndarray], Any]):
-    """Set up, but send nothing yet.
-
-    Args:
-      send: Puts an array where workers find it, and returns a reference.
-    """
+    """Take `send`, which puts an array where workers find it."""
     super().__init__()
     self._send, self._count = send, 0
     self._here = client_feeds.DeviceArrays()
@@ -136,7 +131,7 @@ class RemoteArrays(client_feeds.DeviceArrays):
     return [remote.key for _, remote in list(self._tensors.values())]
 
   def here(
-    self, feeds: Sequence[client_feeds.Feed | client_feeds.UnreadFeed]
+    self, feeds: Sequence[client_feeds.MaybeRead]
   ) -> list[client_feeds.Feed]:
     """Open the feeds for a loop that runs in this process."""
     return _with_tensors(
@@ -155,14 +150,7 @@ class ShardWorker:
     strict: bool,
     folder: str | None = None,
   ) -> None:
-    """Set up the worker, without programs yet.
-
-    Args:
-      jit: See `cohort`.
-      strict: See `cohort`.
-      folder: The folder for large results of clients; None to return all of
-        them.
-    """
+    """Set up; large results of clients go to a folder, or are returned."""
     self._folder = folder
     self._chooser = jit_autotuning.Chooser(jit, None, strict, threads=1)
     self._resources = rounds.Resources(
@@ -189,7 +177,7 @@ class ShardWorker:
     self,
     key: str,
     common: Common,
-    shares: 'Sequence[SentShare]',
+    shares: Sequence[rounds.Share],
     choices: Mapping[str, bool],
     fetch: Callable[[Any], np.ndarray],
     keys: Sequence[int],
@@ -222,9 +210,8 @@ class ShardWorker:
         self._arrays[named.key] = fetch(named.where)
       return self._resources.arrays.tensor(self._arrays[named.key])
 
-    def opened(share: SentShare) -> rounds.Share:
-      opened_here = [feed.opened() for feed in share.feeds]
-      feeds = _with_tensors(opened_here, _Named, tensor)
+    def opened(share: rounds.Share) -> rounds.Share:
+      feeds = _with_tensors(client_feeds.opened(share.feeds), _Named, tensor)
       return rounds.Share(share.shard, feeds, by_key(program, share.kept))
 
     totals, returned = stage.run(
@@ -256,27 +243,9 @@ class ShardWorker:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class SentShare:
-  """`rounds.Share` as it is sent.
-
-  Attributes:
-    shard: Its clients.
-    feeds: Their share of each argument.
-    kept: The values that earlier loops kept for them.
-  """
-
-  shard: sharding.Shard
-  feeds: Sequence[client_feeds.Feed | client_feeds.UnreadFeed]
-  kept: _ByPlace
-
-  @classmethod
-  def of(
-    cls, share: rounds.Share, program: flat_program.Program
-  ) -> 'SentShare':
-    """Prepare a share to be sent."""
-    kept = by_place(program, share.kept)
-    return cls(share.shard, share.feeds, kept)
+def sent(share: rounds.Share, program: flat_program.Program) -> rounds.Share:
+  """Return a share as it is sent: values that were kept are by place."""
+  return dataclasses.replace(share, kept=by_place(program, share.kept))
 
 
 def by_place(
@@ -328,12 +297,7 @@ def _owned(value: Any) -> Any:
 
 
 def blocks(number: int, workers: int) -> list[range]:
-  """Cut shards into blocks to be sent together: subtrees of `merging`.
-
-  Args:
-    number: The number of shards.
-    workers: The number of workers.
-  """
+  """Cut shards into blocks to be sent together: subtrees of `merging`."""
   size = 1
   while size * 2 * workers <= number:
     size *= 2

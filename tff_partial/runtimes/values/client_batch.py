@@ -121,12 +121,16 @@ class Columns(list[Any]):
   The values of all clients are in one array per leaf; that of one client is
   made on access, and shares no memory with the others. TFF's own contexts
   require a list; the first change makes it an ordinary one.
+
+  Attributes:
+    read: Function that reads the values at some places, if read on demand.
+    scattered: Location of the values, if not in this process.
   """
 
   # Both are None in an ordinary list, which lacks the others too.
   _leaves: Sequence[Any] | None = None
-  _read: 'Callable[[Sequence[int]], Columns] | None' = None
-  _scattered: Scattered | None = None
+  read: 'Callable[[Sequence[int]], Columns] | None' = None
+  scattered: Scattered | None = None
   _size: int
   _convert: Callable[[Iterator[Any]], Any]
 
@@ -165,7 +169,7 @@ class Columns(list[Any]):
       with turn:
         return read(places)
 
-    columns._size, columns._read = size, read_in_turn
+    columns._size, columns.read = size, read_in_turn
     return columns
 
   @classmethod
@@ -174,30 +178,15 @@ class Columns(list[Any]):
     scattered: Scattered,
     convert: Callable[[Iterator[Any]], Any],
   ) -> Self:
-    """Wrap values that the process that runs a client can read itself.
-
-    Args:
-      scattered: The location of the values.
-      convert: Puts leaves into the containers of a client's value.
-    """
+    """Wrap values that the process that runs a client can read itself."""
 
     def read(places: Sequence[int]) -> Columns:
       leaves = scattered.take(np.asarray(places, np.int64)).leaves()
       return Columns.of(len(places), leaves, convert)
 
     columns = cls.on_demand(len(scattered), read)
-    columns._scattered = scattered
+    columns.scattered = scattered
     return columns
-
-  @property
-  def scattered(self) -> Scattered | None:
-    """Location of the values, if not in this process."""
-    return self._scattered
-
-  @property
-  def read(self) -> 'Callable[[Sequence[int]], Columns] | None':
-    """Function that reads the values at some places, if read on demand."""
-    return self._read
 
   @functools.cached_property
   def stacked(self) -> Any:
@@ -208,8 +197,8 @@ class Columns(list[Any]):
     Raises:
       AttributeError: If the list has been changed.
     """
-    if self._read is not None:
-      return self._read(range(self._size)).stacked
+    if self.read is not None:
+      return self.read(range(self._size)).stacked
     leaves = self.leaves
     return self._convert(iter(leaves))
 
@@ -220,8 +209,8 @@ class Columns(list[Any]):
     Raises:
       AttributeError: If the list has been changed.
     """
-    if self._read is not None:
-      return self._read(range(self._size)).leaves
+    if self.read is not None:
+      return self.read(range(self._size)).leaves
     if self._leaves is None:
       raise AttributeError('A list that was changed is stacked no longer.')
     return self._leaves
@@ -230,13 +219,13 @@ class Columns(list[Any]):
   def is_dense(self) -> bool:
     """True if every leaf of `stacked` is an array."""
     if self._leaves is None:
-      return self._read is not None
+      return self.read is not None
     return all(isinstance(leaf, np.ndarray) for leaf in self._leaves)
 
   @property
   def _is_list(self) -> bool:
     """True if it has become an ordinary list."""
-    return self._leaves is None and self._read is None
+    return self._leaves is None and self.read is None
 
   def __len__(self) -> int:
     return super().__len__() if self._is_list else self._size
@@ -250,8 +239,8 @@ class Columns(list[Any]):
     if isinstance(position, slice):
       return [self[p] for p in range(*position.indices(len(self)))]
     position = range(len(self))[operator.index(position)]
-    if self._read is not None:
-      return self._read([position])[0]
+    if self.read is not None:
+      return self.read([position])[0]
     return self._convert(_copy(leaf[position]) for leaf in self._leaves or ())
 
   def __eq__(self, other: object) -> bool:

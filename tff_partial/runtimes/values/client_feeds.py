@@ -1,10 +1,10 @@
 """What a loop over clients reads of one argument: arrays, and which rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import enum
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 import weakref
 
 import numpy as np
@@ -38,59 +38,25 @@ class Feed:
   kinds: tuple[LeadingAxis, ...]
   rows: Any
 
-  def opened(self) -> 'Feed':
-    """Return itself: there is nothing more to read."""
-    return self
+
+# A feed, or a picklable function that reads it where its loop runs.
+MaybeRead: TypeAlias = Feed | Callable[[], Feed]
 
 
-@dataclasses.dataclass(frozen=True)
-class UnreadFeed:
-  """`Feed` that is read where its loop runs, and can be sent there.
-
-  Attributes:
-    unread: The source to read.
-    clients: The number of clients.
-    where: The name of the argument in errors.
-    size: The leading dimension of the feed.
-  """
-
-  unread: '_Unread'
-  clients: int
-  where: str
-  size: int
-
-  def opened(self) -> Feed:
-    """Read the feed."""
-    return fed(self.unread.leaves(), self.clients, self.where, self.size)
+def opened(feeds: Iterable[MaybeRead]) -> list[Feed]:
+  """Return feeds, those read that are not yet."""
+  return [feed() if callable(feed) else feed for feed in feeds]
 
 
-class _Unread(Protocol):
-  """Leaves of some clients' values that are read when needed."""
-
-  def leaves(self) -> Sequence[np.ndarray]:
-    """Read the leaves as arrays `[clients, ...]`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class UnreadFields:
-  """Structures with some fields that are read when needed.
-
-  Attributes:
-    unread: The source of these fields.
-    given: The other fields, `[clients, ...]`.
-    reader: Reads the value of one client.
-    where: The name of the argument in errors.
-  """
-
-  unread: Any
-  given: Mapping[str, np.ndarray]
-  reader: readers.ValueReader
-  where: str
-
-  def leaves(self) -> Sequence[np.ndarray]:
-    """See `_Unread`."""
-    fields = {**self.unread.load(), **self.given}
-    return typed_values.leaves(self.reader.stacked(fields, self.where))
+def read_fields(
+  unread: Any,
+  given: Mapping[str, np.ndarray],
+  reader: readers.ValueReader,
+  where: str,
+) -> Sequence[np.ndarray]:
+  """Read some fields of structures; return the leaves with the given ones."""
+  fields = {**unread.load(), **given}
+  return typed_values.leaves(reader.stacked(fields, where))
 
 
 class DeviceArrays:
@@ -121,9 +87,9 @@ class DeviceArrays:
         return tf.experimental.dlpack.from_dlpack(shared.__dlpack__())
     return tf.constant(pad(array, resident_arrays.rounded(len(array))))
 
-  def here(self, feeds: 'Sequence[Feed | UnreadFeed]') -> Sequence[Feed]:
+  def here(self, feeds: Sequence[MaybeRead]) -> Sequence[Feed]:
     """Open the feeds for a loop that runs in this process."""
-    return [feed.opened() for feed in feeds]
+    return opened(feeds)
 
 
 def pad(array: np.ndarray, size: int) -> np.ndarray:
@@ -132,6 +98,16 @@ def pad(array: np.ndarray, size: int) -> np.ndarray:
   if not missing or not len(array):
     return array
   return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+
+def read(
+  leaves: Callable[[], Sequence[np.ndarray]],
+  clients: int,
+  where: str,
+  size: int,
+) -> Feed:
+  """Read the leaves of clients where they run; see `fed`."""
+  return fed(leaves(), clients, where, size)
 
 
 def fed(

@@ -9,6 +9,7 @@ are still unread are read shard by shard, by the process that runs the shard.
 import abc
 import collections
 from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,7 @@ class Clients(abc.ABC):
     return [0] * len(self)
 
   @abc.abstractmethod
-  def feed(
-    self, positions: np.ndarray, size: int
-  ) -> client_feeds.Feed | client_feeds.UnreadFeed:
+  def feed(self, positions: np.ndarray, size: int) -> client_feeds.MaybeRead:
     """Return the feed of a loop over some clients of one group.
 
     Args:
@@ -54,19 +53,46 @@ class Clients(abc.ABC):
 
 
 class _Stacked(Clients):
-  """Arrays with a leading dimension of clients; none if nothing is fed."""
+  """Arrays with a leading dimension of clients; none if nothing is fed.
 
-  def __init__(self, size: int, leaves: Sequence[np.ndarray], where: str):
+  Those that are resident have one of the rows of a population instead.
+  """
+
+  def __init__(
+    self,
+    size: int,
+    leaves: Sequence[tuple[Any, bool]],
+    where: str,
+    rows: np.ndarray | None = None,
+  ):
+    """Take arrays, and whether each is resident; and the clients' rows."""
     super().__init__(size)
-    self._leaves, self._where = leaves, where
-    client_feeds.check_lengths(leaves, size, where)
+    self._leaves = leaves
+    given = [leaf for leaf, is_resident in leaves if not is_resident]
+    client_feeds.check_lengths(given, size, where)
+    self._rows = np.zeros([size], np.int32) if rows is None else rows
 
   def client_bytes(self) -> int:
-    return sum(leaf.nbytes for leaf in self._leaves) // max(self._size, 1)
+    return sum(
+      leaf.nbytes // max(len(leaf), 1)
+      for leaf, is_resident in self._leaves
+      if not is_resident
+    )
 
   def feed(self, positions: np.ndarray, size: int) -> client_feeds.Feed:
-    leaves = [leaf[positions] for leaf in self._leaves]
-    return client_feeds.fed(leaves, len(positions), self._where, size)
+    return client_feeds.Feed(
+      [
+        leaf if is_resident else client_feeds.pad(leaf[positions], size)
+        for leaf, is_resident in self._leaves
+      ],
+      tuple(
+        client_feeds.LeadingAxis.RESIDENT
+        if is_resident
+        else client_feeds.LeadingAxis.CLIENTS
+        for _, is_resident in self._leaves
+      ),
+      client_feeds.pad(self._rows[positions], size),
+    )
 
 
 class _Scattered(Clients):
@@ -79,9 +105,13 @@ class _Scattered(Clients):
   def client_bytes(self) -> int:
     return self._values.client_bytes
 
-  def feed(self, positions: np.ndarray, size: int) -> client_feeds.UnreadFeed:
-    values = self._values.take(positions)
-    return client_feeds.UnreadFeed(values, len(positions), self._where, size)
+  def feed(
+    self, positions: np.ndarray, size: int
+  ) -> Callable[[], client_feeds.Feed]:
+    read = self._values.take(positions).leaves
+    return functools.partial(
+      client_feeds.read, read, len(positions), self._where, size
+    )
 
 
 class _OnDemand(Clients):
@@ -161,19 +191,20 @@ class _Grouped(Clients):
     where: str,
     arrays: client_feeds.DeviceArrays,
   ):
-    size = len(cohort)
-    super().__init__(size)
-    self._group_of = np.full([size], -1, np.int64)
-    self._place_of = np.zeros([size], np.int64)
-    self._groups: list[_Resident | _UnreadGroup] = []
+    super().__init__(len(cohort))
+    self._group_of = np.full([len(cohort)], -1, np.int64)
+    self._place_of = np.zeros([len(cohort)], np.int64)
+    self._groups: list[_Stacked | _UnreadGroup] = []
     for number, group in enumerate(cohort.groups):
       self._group_of[group.positions] = number
       self._place_of[group.positions] = np.arange(len(group.positions))
-      self._groups.append(
-        _Resident(group, reader, where, arrays)
-        if group.unread is None
-        else _UnreadGroup(group, reader, where)
-      )
+      if group.unread is not None:
+        self._groups.append(_UnreadGroup(group, reader, where))
+        continue
+      leaves = _leaves_of(group, reader, where, arrays)
+      rows = np.asarray(group.rows, np.int32)
+      size = len(group.positions)
+      self._groups.append(_Stacked(size, leaves, where, rows))
     if (self._group_of < 0).any():
       raise errors.ArgumentError(
         where,
@@ -188,53 +219,9 @@ class _Grouped(Clients):
   def groups(self) -> Sequence[int]:
     return self._group_of.tolist()
 
-  def feed(
-    self, positions: np.ndarray, size: int
-  ) -> client_feeds.Feed | client_feeds.UnreadFeed:
+  def feed(self, positions: np.ndarray, size: int) -> client_feeds.MaybeRead:
     group = self._groups[self._group_of[positions[0]]]
     return group.feed(self._place_of[positions], size)
-
-
-class _Resident:
-  """Group whose clients are rows of resident arrays."""
-
-  def __init__(
-    self,
-    group: Any,
-    reader: readers.ValueReader,
-    where: str,
-    arrays: client_feeds.DeviceArrays,
-  ):
-    found = _leaves_of(group, reader, where)
-    given = [array for array, is_resident in found if not is_resident]
-    client_feeds.check_lengths(given, len(group.positions), where)
-    self._rows = np.asarray(group.rows, np.int32)
-    self._leaves = [
-      (arrays.tensor(array) if is_resident else array, is_resident)
-      for array, is_resident in found
-    ]
-
-  def client_bytes(self) -> int:
-    return sum(
-      leaf.nbytes // max(len(leaf), 1)
-      for leaf, is_resident in self._leaves
-      if not is_resident
-    )
-
-  def feed(self, places: np.ndarray, size: int) -> client_feeds.Feed:
-    return client_feeds.Feed(
-      [
-        leaf if is_resident else client_feeds.pad(leaf[places], size)
-        for leaf, is_resident in self._leaves
-      ],
-      tuple(
-        client_feeds.LeadingAxis.RESIDENT
-        if is_resident
-        else client_feeds.LeadingAxis.CLIENTS
-        for _, is_resident in self._leaves
-      ),
-      client_feeds.pad(self._rows[places], size),
-    )
 
 
 class _UnreadGroup:
@@ -251,17 +238,26 @@ class _UnreadGroup:
   def client_bytes(self) -> int:
     return self._group.unread.client_bytes + self._given_bytes
 
-  def feed(self, places: np.ndarray, size: int) -> client_feeds.UnreadFeed:
+  def feed(
+    self, places: np.ndarray, size: int
+  ) -> Callable[[], client_feeds.Feed]:
     group = self._group
     given = {name: array[places] for name, array in group.given.items()}
     unread = group.unread.take(group.rows[places])
-    fields = client_feeds.UnreadFields(unread, given, self._reader, self._where)
-    return client_feeds.UnreadFeed(fields, len(places), self._where, size)
+    read = functools.partial(
+      client_feeds.read_fields, unread, given, self._reader, self._where
+    )
+    return functools.partial(
+      client_feeds.read, read, len(places), self._where, size
+    )
 
 
 def _leaves_of(
-  group: Any, reader: readers.ValueReader, where: str
-) -> list[tuple[np.ndarray, bool]]:
+  group: Any,
+  reader: readers.ValueReader,
+  where: str,
+  arrays: client_feeds.DeviceArrays,
+) -> list[tuple[Any, bool]]:
   """Return a type's leaves, found by name, and whether each is resident."""
   if not group.resident:
     nested = reader.stacked(group.given, where)
@@ -281,7 +277,8 @@ def _leaves_of(
     stacked.open(fields, where), stacked.elements, strict=True
   ):
     for leaf in typed_values.leaves(element(value, where, name)):
-      found.append((leaf, name not in group.given))
+      is_resident = name not in group.given
+      found.append((arrays.tensor(leaf) if is_resident else leaf, is_resident))
   return found
 
 
@@ -323,7 +320,8 @@ def open_argument(
     return _OnDemand(len(value), value.read, reader, where)
   if is_dense and not reader.has_sequences:
     nested = reader.stacked(value.stacked, where)
-    return _Stacked(len(value), typed_values.leaves(nested), where)
+    leaves = [(leaf, False) for leaf in typed_values.leaves(nested)]
+    return _Stacked(len(value), leaves, where)
   if isinstance(value, str | bytes | Mapping) or not isinstance(
     value, Sequence
   ):

@@ -84,11 +84,7 @@ class ValueReader:
     return ValueReader(_stacked(self.type_spec))
 
   def __call__(self, value: Any, *where: str) -> typed_values.Nested:
-    """Read a value as nested lists.
-
-    Args:
-      value: The value.
-      *where: The path to it, for errors.
+    """Read a value as nested lists; `where` is the path to it, for errors.
 
     Raises:
       ArgumentError: If the value is not of the type.

@@ -147,11 +147,7 @@ class Scattered:
     )
 
   def take(self, places: np.ndarray) -> 'Scattered':
-    """Select some clients.
-
-    Args:
-      places: Their places among the clients.
-    """
+    """Select the clients at some places."""
     which, rows = self.which[places], self.rows[places].copy()
     used, which = np.unique(which, return_inverse=True)
     sources = []
@@ -183,12 +179,7 @@ class Scattered:
 
 
 def empty(spec: tf.TensorSpec, size: int) -> np.ndarray:
-  """Return room for a leaf of some clients.
-
-  Args:
-    spec: The spec of one client's leaf.
-    size: Number of clients.
-  """
+  """Return room for a leaf of some clients."""
   if not spec.shape.is_fully_defined():
     return np.empty([size], object)
   return np.empty([size, *spec.shape], spec.dtype.as_numpy_dtype)

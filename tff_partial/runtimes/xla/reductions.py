@@ -90,12 +90,6 @@ def fold(
   The graph is imported once up to each reduction, and once more after the last;
   nodes imported twice are pruned later.
 
-  Args:
-    graph_def: The graph.
-    reductions: The result of `find`.
-    inputs: The names of the input tensors.
-    outputs: The names of the output tensors.
-
   Returns:
     The inputs, then the outputs.
   """

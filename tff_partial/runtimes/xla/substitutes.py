@@ -32,11 +32,7 @@ _SUBSTITUTES: Mapping[str, Callable[..., tf.Tensor]] = {'InTopKV2': _in_top_k}
 
 
 def insert(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Replace operations of a graph and its functions, in place.
-
-  Args:
-    graph_def: The graph.
-  """
+  """Replace operations of a graph and its functions, in place."""
   added: dict[str, Any] = {}
   _replace(graph_def.node, added)
   for function in graph_def.library.function:

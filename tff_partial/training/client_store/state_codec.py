@@ -270,7 +270,7 @@ def _first_leaves(
   def first(seed: tf.Tensor) -> list[tf.Tensor]:
     values = dict.fromkeys(program.arguments, seed)
     for step in program.steps.values():
-      values[step.key] = program.run(step, values)
+      values[step.key] = program.evaluate(step.block, values)
     return typed_values.leaves(program.evaluate(program.result, values))
 
   def of_all(seeds: tf.Tensor) -> list[tf.Tensor]:
