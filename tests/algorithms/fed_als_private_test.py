@@ -273,6 +273,10 @@ def test_what_does_not_fit_is_refused() -> None:
   mean = privacy.private_mean(
     clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=4
   )
+  aggregation = tff_partial.Aggregation(aggregator=mean)
+  for build in (algorithms.build_fed_als_private, algorithms.build_dp_als):
+    with pytest.raises(SettingError, match=f'^{build.__name__}: the model'):
+      build(planted.factorization(), aggregation=aggregation)
   for attributes in (
     _ATTRIBUTES[1:],
     np.ones([_ITEMS, 9]),
@@ -280,7 +284,5 @@ def test_what_does_not_fit_is_refused() -> None:
   ):
     with pytest.raises(SettingError, match='attributes'):
       algorithms.build_fed_als_private(
-        _model(),
-        aggregation=tff_partial.Aggregation(aggregator=mean),
-        attributes=attributes,
+        _model(), aggregation=aggregation, attributes=attributes
       )

@@ -15,6 +15,7 @@ from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
+from tff_partial.model.models import ModelError
 from tff_partial.solvers.triangles import Packing
 from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
@@ -418,11 +419,18 @@ def _als(**options: Any) -> Any:
     (lambda: algorithms.build_fed_als(planted.factorization()), 'build_model'),
     (
       lambda: algorithms.build_fed_als_eval(planted.factorization()),
-      'build_model',
+      'build_fed_als_eval: the model has no posterior',
     ),
+    (lambda: rating_intervals.IntervalCoverage(80), 'level=80'),
     (lambda: rating_posteriors.build_model(0, 2), '0 items'),
   ],
 )
 def test_what_does_not_fit_is_refused(build: Any, message: str) -> None:
   with pytest.raises(SettingError, match=message):
     build()
+
+
+def test_a_keras_model_is_refused() -> None:
+  model: Any = tf.keras.Sequential()
+  with pytest.raises(ModelError, match='Expected a model of'):
+    algorithms.build_fed_als(model)

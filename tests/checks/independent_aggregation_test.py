@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
+import tff_partial
 from tff_partial import algorithms
 from tff_partial import client_statistics
 from tff_partial import processes
@@ -59,6 +60,11 @@ def test_furl_keeps_the_constraint(rule):
 @pytest.mark.slow
 def test_who_remembers_nothing_keeps_the_constraint():
   assert _check(algorithms.build_fed_recon(_model())).holds
+
+
+def test_a_global_variable_whose_name_ends_in_a_local_ones_may_be_sent():
+  model = tff_partial.learn_first_values(_model())
+  assert _check(algorithms.build_fed_recon(model)).holds
 
 
 def _gossip(

@@ -130,6 +130,7 @@ def test_a_prediction_that_looks_at_other_users_is_not_allowed():
       {'private': 'people/.*'},
       "'people/.*' names none of .*'users/embeddings'",
     ),
+    ({'user': None}, 'the examples have several inputs. Name the one'),
     (
       {'user': 'author'},
       r"no input 'author'; the inputs are \['item', 'user'\]",

@@ -151,7 +151,7 @@ def test_ffa_trains_b_alone():
 
 def test_two_adapters_are_added():
   model = tff_partial.add_lora(
-    _rating(), 1, where='items', a='local', b='local', name='own'
+    _rating(), np.int64(1), where='items', a='local', b='local', name='own'
   )
   assert set(model.specs(tiers.GLOBAL)) == {
     f'lora_a/{_ITEMS}',
@@ -216,6 +216,7 @@ def test_biases_alone_are_trained(whole):
 @pytest.mark.parametrize(
   ('rank', 'options', 'message'),
   [
+    (2.0, {}, 'rank=2.0: give a whole number'),
     (0, {}, 'rank=0: give a whole number of at least 1'),
     (5, {'where': 'head'}, r"rank=5: 'head/kernel' .* has rank 2 at most"),
     (2, {'where': 'boy'}, "where='boy' matches no variable"),

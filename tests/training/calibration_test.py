@@ -79,6 +79,14 @@ def test_clients_without_ratings_have_no_coverage() -> None:
   assert found['coverage'] == found['worst_tenth_held_out'] == 1.0
 
 
+def test_weights_may_sum_to_less_than_a_rating() -> None:
+  counts = np.zeros([3, _BINS])
+  counts[:, 0] = 4, 4, 0.4
+  found = _mass(8, 2).coverage(counts, 0.8)
+  assert found['coverage'] == found['worst_tenth'] == 1.0
+  assert found['worst_tenth_by_chance'] <= 1.0
+
+
 @pytest.mark.parametrize('level', [0.0, 1.0, 0.9, float('nan')])
 def test_an_impossible_level_is_refused(level: float) -> None:
   beyond = calibration_lib.Calibration([8.0, *[0.0] * (_BINS - 2), 2.0])
@@ -141,6 +149,20 @@ def test_impossible_noise_is_refused() -> None:
   evaluation = algorithms.build_fed_als_eval(_model())
   with pytest.raises(calibration_lib.CalibrationError, match='noise'):
     calibration_lib.calibrate(evaluation, None, None, noise_multiplier=-1.0)
+
+
+@pytest.mark.slow
+def test_clients_without_ratings_to_measure_are_refused() -> None:
+  evaluation = algorithms.build_fed_als_eval(_model(), split=splits.by_mark())
+  fields = {'x': np.zeros([2], np.int32), 'y': np.ones([2], np.float32)}
+  fields[splits.MARK] = np.zeros([2], np.int32)
+  clients = tff_partial.pack({'ann': fields}, evaluation.example_spec)
+  process = algorithms.build_fed_als(_model())
+  weights = process.get_model_weights(process.initialize())
+  with pytest.raises(
+    calibration_lib.CalibrationError, match='no client has ratings to measure'
+  ):
+    calibration_lib.calibrate(evaluation, clients, weights)
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def build_fed_als(
     SettingError: If the memory is not possible, the model is another, or the
       attributes do not fit it.
   """
-  posteriors.check_model(model)
+  posteriors.check_model('build_fed_als', model)
   check_memory(memory)
   num_items, size = model.specs(GLOBAL)[posteriors.ITEM].shape
   packing = Packing(size)
@@ -135,7 +135,7 @@ def build_fed_als_eval(
     >>> model = templates.rating_posteriors.build_model(1_000, 20)
     >>> evaluation = algorithms.build_fed_als_eval(model)
   """
-  posteriors.check_model(model)
+  posteriors.check_model('build_fed_als_eval', model)
   return evaluation.build_query_evaluation(
     model,
     client_state=client_state.persist_local,

@@ -63,7 +63,7 @@ def build_fed_ials(
   Raises:
     SettingError: If the memory is not possible, or the model is another.
   """
-  factors.check_model(model)
+  factors.check_model('build_fed_ials', model)
   weighting.check()
   check_memory(memory)
   num_items, size = model.specs(GLOBAL)[factors.ITEM].shape
@@ -189,7 +189,7 @@ def build_fed_ials_eval(
   Raises:
     SettingError: If a weight is not possible, or the model is another.
   """
-  factors.check_model(model)
+  factors.check_model('build_fed_ials_eval', model)
   weighting.check()
   num_items, _ = model.specs(GLOBAL)[factors.ITEM].shape
   return evaluation.build_query_evaluation(

@@ -65,8 +65,14 @@ def _sent(process: processes.PartialProcess) -> Iterator[Violation]:
     if not argument.is_at_clients
   ]
   paths = [f'/{p}' for t in at_server for p in typed_values.leaf_names(t)]
+  # A name may end in another's: the longest is that of the variable.
+  names = sorted(process.model.tier_of, key=len, reverse=True)
+  sent = {
+    next((name for name in names if path.endswith(f'/{name}')), None)
+    for path in paths
+  }
   for name in process.model.specs(tiers.LOCAL):
-    if any(path.endswith(f'/{name}') for path in paths):
+    if name in sent:
       yield Violation(2, name, math.inf, 'is sent to the server')
 
 

@@ -101,6 +101,11 @@ def _tables(model: tf.keras.Model, private: str, users: Any) -> list[_Table]:
 def _users(inputs: Any, user: str | None) -> np.ndarray:
   """Return the user of each example."""
   if user is None:
+    if not isinstance(inputs, np.ndarray):
+      raise CheckError(
+        'user=None: the examples have several inputs. Name the one with the '
+        "row of each example's user, `user=...`."
+      )
     return inputs
   if not (isinstance(inputs, Mapping) and user in inputs):
     known = list(inputs) if isinstance(inputs, Mapping) else 'one without name'
@@ -158,8 +163,8 @@ def check_independent_training(
     seed: Seed of all random draws.
 
   Raises:
-    CheckError: If there is no such variable, if it lacks a row for a user, or
-      if no user's loss depends on it.
+    CheckError: If there is no such variable or input, if a variable lacks a
+      row for a user, or if no user's loss depends on it.
   """
   fields = examples_lib.map_fields(np.asarray, (examples['x'], examples['y']))
   users = _users(fields[0], user)

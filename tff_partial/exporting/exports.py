@@ -22,6 +22,7 @@ from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.arguments import checked_numbers
 from tff_partial.client import work as work_lib
 from tff_partial.data import splits
 from tff_partial.data import vocabularies as vocabularies_lib
@@ -231,7 +232,11 @@ def _write(
 
 def _check_sizes(**sizes: int | None) -> None:
   for name, size in sizes.items():
-    if size is not None and size < 1:
+    if size is None:
+      continue
+    if wrong := checked_numbers.why_not_whole(size):
+      raise ExportError(f'{name}: {wrong}.')
+    if size < 1:
       raise ExportError(f'{name}={size}: give room for 1 example or more.')
 
 

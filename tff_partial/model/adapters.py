@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.arguments import checked_numbers
 from tff_partial.model import models
 from tff_partial.model import selectors
 from tff_partial.model.functions import ComputedFunctions
@@ -115,6 +116,7 @@ def add_lora(
   """
   models.check(model)
   _check_choices(rank, alpha, a, b)
+  rank = int(rank)
   kept = selectors.names_of(model.spec, train, 'train')
   adapted = [
     _adapted(model, v, rank, name) for v in _kernels(model, where, kept)
@@ -158,7 +160,7 @@ class _Adapted(NamedTuple):
 
 def _check_choices(rank: int, alpha: float | None, a: str, b: str) -> None:
   """Refuse what is no adapter."""
-  if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+  if checked_numbers.why_not_whole(rank) or rank < 1:
     raise ModelError(f'rank={rank!r}: give a whole number of at least 1.')
   if alpha is not None and not (alpha > 0 and math.isfinite(alpha)):
     raise ModelError(f'alpha={alpha!r}: give a number above 0.')

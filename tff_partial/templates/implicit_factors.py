@@ -164,18 +164,21 @@ def build_model(
   )
 
 
-def check_model(model: models.PartialModel) -> None:
+def check_model(builder: str, model: models.PartialModel) -> None:
   """Refuse a model of another kind.
 
   Args:
+    builder: Name of the builder, for errors.
     model: The model.
 
   Raises:
+    ModelError: If it is none of `from_keras`.
     SettingError: If it is another than that of `build_model`.
   """
+  models.check(model)
   if GRAM not in (model.specs(GLOBAL) if GLOBAL in model.tiers else ()):
     raise SettingError(
-      'build_fed_ials: the model has no Gram matrix. Make it with '
+      f'{builder}: the model has no Gram matrix. Make it with '
       '`tff_partial.templates.implicit_factors.build_model`.'
     )
 

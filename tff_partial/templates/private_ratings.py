@@ -68,7 +68,7 @@ def compose_released(
     PrivacyError: If the aggregator is no mean of a plan with a `FixedClip`.
   """
   check_aggregation(aggregation)
-  posteriors.check_model(model)
+  posteriors.check_model(builder, model)
   mechanism = getattr(aggregation.aggregator, 'mechanism', None)
   clip = getattr(mechanism, 'clipping', None)
   if mechanism is None or not isinstance(clip, clipping.FixedClip):

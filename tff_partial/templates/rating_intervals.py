@@ -5,6 +5,7 @@ from typing import Any
 from scipy import stats
 import tensorflow as tf
 
+from tff_partial.errors import SettingError
 from tff_partial.templates import rating_posteriors
 
 
@@ -19,7 +20,15 @@ class IntervalCoverage(tf.keras.metrics.Mean):
       level: The share that intervals are to cover.
       name: The metric's name; `coverage_80` for a level of 0.8 by default.
       **kw: Arguments of every metric.
+
+    Raises:
+      SettingError: If the level is not between 0 and 1.
     """
+    if not 0 < level < 1:
+      raise SettingError(
+        f'IntervalCoverage: level={level}: expected a share between 0 and 1, '
+        'such as 0.8.'
+      )
     super().__init__(name=name or f'coverage_{level * 100:g}', **kw)
     self.level = level
 

@@ -365,17 +365,20 @@ def moments(client: ClientContext) -> tuple[tf.Tensor, tf.Tensor]:
   return client.weight(LOCAL, USER), client.weight(GLOBAL, NOISE) * spread
 
 
-def check_model(model: models.PartialModel) -> None:
+def check_model(builder: str, model: models.PartialModel) -> None:
   """Refuse a model without posteriors.
 
   Args:
+    builder: Name of the builder, for errors.
     model: The model.
 
   Raises:
+    ModelError: If it is none of `from_keras`.
     SettingError: If it is another than that of `build_model`.
   """
+  models.check(model)
   if SPREAD not in (model.specs(LOCAL) if LOCAL in model.tiers else ()):
     raise SettingError(
-      'build_fed_als: the model has no posterior. Make it with '
+      f'{builder}: the model has no posterior. Make it with '
       '`tff_partial.templates.rating_posteriors.build_model`.'
     )

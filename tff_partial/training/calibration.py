@@ -112,7 +112,9 @@ def histograms(
     seed,
     on_clients=found.append,
   )
-  return np.array(list(found[0]['scores'].values()))
+  # Nothing is there for clients without examples to measure.
+  scores = list(found[0].get('scores', {}).values())
+  return np.reshape(scores, [-1, _BINS + 1])
 
 
 def _predictions(client: contexts.ClientContext) -> Any:
@@ -177,7 +179,9 @@ class Calibration:
     )
     number = counts.sum(1)
     worst = max(int(_SHARE_OF_WORST * len(number)), 1)
-    random, whole = np.random.default_rng(0), np.round(number).astype(int)
+    random = np.random.default_rng(0)
+    # Weights may sum to less than one rating.
+    whole = np.maximum(np.round(number).astype(int), 1)
     draws = random.binomial(whole, level, [_DRAWS, len(number)])
     hits = np.minimum(np.round(inside).astype(int), whole)
     shown = np.maximum(whole // 2, 1)
@@ -189,7 +193,7 @@ class Calibration:
       'coverage': float(inside.sum() / number.sum()),
       'worst_tenth': float(np.sort(inside / number)[:worst].mean()),
       'worst_tenth_by_chance': float(
-        np.sort(draws / number, 1)[:, :worst].mean()
+        np.sort(draws / whole, 1)[:, :worst].mean()
       ),
       'worst_tenth_held_out': float(held_out.mean()),
     }
@@ -232,7 +236,7 @@ def calibrate(
       'number of at least 0.'
     )
   counts = histograms(evaluation, clients, weights, seed)
-  counts = counts[counts.sum(1) > 0] if len(counts) else counts
+  counts = counts[counts.sum(1) > 0]
   if not len(counts):
     raise CalibrationError(
       'calibrate: no client has ratings to measure. Give clients with two '

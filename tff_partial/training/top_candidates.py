@@ -68,6 +68,8 @@ def top_n(
     ids = names = np.asarray(
       candidates if hasattr(candidates, '__len__') else list(candidates)
     )
+  if not len(ids):
+    raise ProgramError('top_n: there are no candidates. Give one or more.')
   out = [exclude] if isinstance(exclude, str) else list(exclude)
   if out and ids.ndim != 1:
     raise ProgramError(
