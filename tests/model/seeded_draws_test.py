@@ -15,6 +15,12 @@ _SEED = np.array([1, 2], np.int32)
 _GENERATOR = np.random.default_rng(0)
 
 
+def _functions(build) -> keras_functions.Keras2Functions:
+  return keras_functions.Keras2Functions(
+    build, keras_analysis.analyse(build, None)
+  )
+
+
 # ---- initializers ------------------------------------------------------------
 
 
@@ -92,12 +98,12 @@ def test_a_random_layer_draws_from_the_seed_as_keras_would(layer):
       [tf.keras.Input([60]), type(layer).from_config(config)]
     )
 
+  functions = _functions(build)
+
   @tf.function(autograph=False)
   def run(inputs, seed):
     outputs = [
-      keras_functions.rebuild(
-        build, (), {}, inputs, training=training, seed=seed
-      )[0]
+      functions.call({}, inputs, training=training, seed=seed)[0]
       for training in (True, False)
     ]
     return outputs
@@ -122,11 +128,11 @@ def test_negative_items_are_drawn_again_for_each_seed():
     item = tf.keras.Input([], dtype=tf.int32)
     return tf.keras.Model(item, ranking.NegativeItems(50, 4)(item))
 
+  functions = _functions(build)
+
   @tf.function(autograph=False)
   def run(items, seed):
-    return keras_functions.rebuild(
-      build, (), {}, items, training=True, seed=seed
-    )[0]
+    return functions.call({}, items, training=True, seed=seed)[0]
 
   items = np.arange(500, dtype=np.int32) % 50
   drawn, other = (run(items, tf.constant(_SEED + i)).numpy() for i in (0, 1))
@@ -158,14 +164,12 @@ def test_recurrent_layers_draw_from_the_seed(layer):
       [tf.keras.Input([5, 4]), type(layer).from_config(copy.deepcopy(config))]
     )
 
-  spec = keras_analysis.analyse(build, None)
+  functions = _functions(build)
 
   def run(inputs, seed):
-    tensors = {v.name: v.initialize(_SEED) for v in spec.variables}
+    tensors = {v.name: v.initialize(_SEED) for v in functions.spec.variables}
     return [
-      keras_functions.rebuild(
-        build, spec.variables, tensors, inputs, training=training, seed=seed
-      )[0]
+      functions.call(tensors, inputs, training=training, seed=seed)[0]
       for training in (True, False)
     ]
 

@@ -35,7 +35,6 @@ from tff_partial import tiers
 from tff_partial.arguments import checked_numbers
 from tff_partial.model import models
 from tff_partial.model import selectors
-from tff_partial.model.functions import ComputedFunctions
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
@@ -68,10 +67,8 @@ def freeze(
       'Every variable would be frozen. Name those to train: '
       "`freeze(model, but='head')`."
     )
-  return model.with_functions(
-    lambda functions: ComputedFunctions(functions, variables, dict),
-    model.tier_of,
-    model.given_values,
+  return model.with_variables(
+    variables, dict, model.tier_of, model.given_values
   )
 
 
@@ -143,11 +140,7 @@ def add_lora(
       )
     return values
 
-  return model.with_functions(
-    lambda functions: ComputedFunctions(functions, variables, summed),
-    tier_of,
-    model.given_values,
-  )
+  return model.with_variables(variables, summed, tier_of, model.given_values)
 
 
 class _Adapted(NamedTuple):

@@ -23,7 +23,6 @@ import tensorflow as tf
 
 from tff_partial import tiers
 from tff_partial.model import models
-from tff_partial.model.functions import ComputedFunctions
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
@@ -72,8 +71,9 @@ def learn_first_values(model: models.PartialModel) -> models.PartialModel:
     sums = {name: values.pop(first[name]) + values[name] for name in names}
     return {**values, **sums}
 
-  return model.with_functions(
-    lambda functions: ComputedFunctions(functions, variables, summed),
+  return model.with_variables(
+    variables,
+    summed,
     {**model.tier_of, **dict.fromkeys(first.values(), tiers.GLOBAL)},
     {first.get(name, name): v for name, v in model.given_values.items()},
   )

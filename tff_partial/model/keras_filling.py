@@ -1,14 +1,10 @@
 """Keras models with given weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tff_partial.model import keras_analysis
-from tff_partial.model import keras_variables
-from tff_partial.model import tracing
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
@@ -75,45 +71,3 @@ def checked(spec: VariableSpec, value: Any) -> np.ndarray:
       f'{array.shape}.'
     )
   return array
-
-
-def filled(
-  build: Callable[[], tf.keras.Model],
-  variables: Sequence[VariableSpec],
-  inputs: Any,
-  values: Mapping[str, Any],
-) -> tf.keras.Model:
-  """Build a Keras model and give its variables values, by name.
-
-  Raises:
-    ModelError: If a value has the wrong shape.
-  """
-  made: list[tf.Variable] = []
-  by_request = {v.request: v for v in variables if v.is_client_sized}
-
-  def record(next_creator: Callable[..., Any], **request: Any) -> Any:
-    sized = by_request.get(len(made))
-    if sized is not None:  # As many rows as the client has.
-      request['initial_value'] = np.asarray(values[sized.name])
-      request['shape'] = None
-    made.append(next_creator(**request))
-    return made[-1]
-
-  with keras_variables.answering_variables(record):
-    keras_model = build()
-    if not keras_model.built:
-      keras_model(tracing.one_example(inputs))
-  held = {id(keras_variables.uncast(v)) for v in keras_model.variables}
-  mine = [v for v in made if id(v) in held]
-  for spec, variable in zip(variables, mine, strict=True):
-    variable.assign(checked(spec, values[spec.name]))
-  if by_request:
-    _tell_embeddings(keras_model)
-  return keras_model
-
-
-def _tell_embeddings(keras_model: tf.keras.Model) -> None:
-  """Set the number of rows of embeddings, which loading a saved model needs."""
-  for layer in keras_analysis.layers_of(keras_model):
-    if isinstance(layer, tf.keras.layers.Embedding) and layer.built:
-      layer.input_dim = layer.embeddings.shape[0]

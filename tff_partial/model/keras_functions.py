@@ -57,9 +57,7 @@ class Keras2Functions:
       return frozenset()
     with tf.__internal__.FuncGraph('changed').as_default():
       with keras_refusals.explaining_tensors():
-        _, _, updates = rebuild(
-          self._build,
-          candidates,
+        _, _, updates = self.with_variables(candidates).call(
           {
             v.name: tf.compat.v1.placeholder(v.dtype, v.shape)
             for v in candidates
@@ -85,95 +83,107 @@ class Keras2Functions:
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
-    """Call the model on tensors: see `rebuild`."""
-    return rebuild(
-      self._build,
-      self.spec.variables,
-      tensors,
-      inputs,
-      training=training,
-      seed=seed,
-    )
+    """Build the model on tensors; return predictions, losses and new states.
+
+    Args:
+      tensors: Variable name to value.
+      inputs: A batch of inputs.
+      training: True if layers such as dropout behave as in training.
+      seed: int32 `[2]`, for the draws of such layers.
+
+    Raises:
+      ModelError: If the model asks for other variables than when analysed.
+    """
+    if tf.executing_eagerly():
+      rebuild_on = functools.partial(self.call, training=training)
+      return _in_graph(rebuild_on, tensors, inputs, seed)
+    wanted = {variable.request: variable for variable in self.spec.variables}
+    requests = itertools.count()
+    states: dict[str, keras_variables.StateTensor] = {}
+    frozen = {v.name for v in self.spec.variables if v.state and not v.is_state}
+
+    def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
+      del next_creator  # No variable is made.
+      variable = wanted.pop(next(requests), None)
+      if variable is None:
+        return keras_variables.stand_in(request)
+      shape = request.get('shape')
+      if shape is not None and not variable.fits(tf.TensorShape(shape)):
+        raise ModelError(
+          f'The model asks for a variable {request.get("name")!r} of shape '
+          f'{shape} where it had {variable.name!r} of shape {variable.shape} '
+          f'before. {_SAME_MODEL}'
+        )
+      tensor = tensors[variable.name]
+      if variable.state is not None:
+        states[variable.name] = keras_variables.StateTensor(
+          tensor, variable.name
+        )
+        return states[variable.name]
+      if variable.value is not None:
+        if not variable.is_assigned:
+          given = request.get('initial_value')
+          _check_value(variable.name, variable.value, given)
+        if isinstance(tensor, tf.Tensor):
+          _like_a_variable(tensor)
+      return tensor
+
+    with keras_variables.answering_variables(answer):
+      model = self._build()
+      for place, layer in enumerate(keras_analysis.layers_of(model)):
+        keras_analysis.freeze_states(layer, lambda v: v.name in frozen)
+        if hasattr(layer, '_random_generator'):
+          layer._random_generator = seeded_draws.SeededDraws(
+            random_bits.fold_in(seed, place)
+          )
+      for name, state in states.items():
+        state.assign(tensors[name])  # Not what `weights=` assigned.
+      outputs = model(inputs, training=training)
+    _check_variables(model, wanted.values(), states)
+    updates = {
+      name: state.value()
+      for name, state in states.items()
+      if name not in frozen and state.value() is not tensors[name]
+    }
+    return *keras_variables.in_float32((outputs, list(model.losses))), updates
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Make a Keras model with values: see `keras_filling.filled`."""
-    return keras_filling.filled(
-      self._build, self.spec.variables, self.spec.inputs, values
-    )
+    """Make a Keras model and give its variables values, by name.
+
+    Raises:
+      ModelError: If a value has the wrong shape.
+    """
+    made: list[tf.Variable] = []
+    by_request = {
+      v.request: v for v in self.spec.variables if v.is_client_sized
+    }
+
+    def record(next_creator: Callable[..., Any], **request: Any) -> Any:
+      sized = by_request.get(len(made))
+      if sized is not None:  # As many rows as the client has.
+        request['initial_value'] = np.asarray(values[sized.name])
+        request['shape'] = None
+      made.append(next_creator(**request))
+      return made[-1]
+
+    with keras_variables.answering_variables(record):
+      keras_model = self._build()
+      if not keras_model.built:
+        keras_model(tracing.one_example(self.spec.inputs))
+    held = {id(keras_variables.uncast(v)) for v in keras_model.variables}
+    mine = [v for v in made if id(v) in held]
+    for spec, variable in zip(self.spec.variables, mine, strict=True):
+      variable.assign(keras_filling.checked(spec, values[spec.name]))
+    if by_request:
+      _tell_embeddings(keras_model)
+    return keras_model
 
 
-def rebuild(
-  build: Callable[[], tf.keras.Model],
-  variables: Sequence[VariableSpec],
-  tensors: dict[str, tf.Tensor],
-  inputs: Any,
-  *,
-  training: bool,
-  seed: tf.Tensor,
-) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
-  """Build the model on tensors; return predictions, losses and new states.
-
-  Args:
-    build: Makes the model.
-    variables: As found by `keras_analysis.analyse`.
-    tensors: Variable name to value.
-    inputs: A batch of inputs.
-    training: True if layers such as dropout behave as in training.
-    seed: int32 `[2]`, for the draws of such layers.
-
-  Raises:
-    ModelError: If the model asks for other variables than when analysed.
-  """
-  if tf.executing_eagerly():
-    rebuild_on = functools.partial(rebuild, build, variables, training=training)
-    return _in_graph(rebuild_on, tensors, inputs, seed)
-  wanted = {variable.request: variable for variable in variables}
-  requests = itertools.count()
-  states: dict[str, keras_variables.StateTensor] = {}
-  frozen = {v.name for v in variables if v.state and not v.is_state}
-
-  def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
-    del next_creator  # No variable is made.
-    variable = wanted.pop(next(requests), None)
-    if variable is None:
-      return keras_variables.stand_in(request)
-    shape = request.get('shape')
-    if shape is not None and not variable.fits(tf.TensorShape(shape)):
-      raise ModelError(
-        f'The model asks for a variable {request.get("name")!r} of shape '
-        f'{shape} where it had {variable.name!r} of shape {variable.shape} '
-        f'before. {_SAME_MODEL}'
-      )
-    tensor = tensors[variable.name]
-    if variable.state is not None:
-      states[variable.name] = keras_variables.StateTensor(tensor, variable.name)
-      return states[variable.name]
-    if variable.value is not None:
-      if not variable.is_assigned:
-        given = request.get('initial_value')
-        _check_value(variable.name, variable.value, given)
-      if isinstance(tensor, tf.Tensor):
-        _like_a_variable(tensor)
-    return tensor
-
-  with keras_variables.answering_variables(answer):
-    model = build()
-    for place, layer in enumerate(keras_analysis.layers_of(model)):
-      keras_analysis.freeze_states(layer, lambda v: v.name in frozen)
-      if hasattr(layer, '_random_generator'):
-        layer._random_generator = seeded_draws.SeededDraws(
-          random_bits.fold_in(seed, place)
-        )
-    for name, state in states.items():
-      state.assign(tensors[name])  # Not what `weights=` assigned.
-    outputs = model(inputs, training=training)
-  _check_variables(model, wanted.values(), states)
-  updates = {
-    name: state.value()
-    for name, state in states.items()
-    if name not in frozen and state.value() is not tensors[name]
-  }
-  return *keras_variables.in_float32((outputs, list(model.losses))), updates
+def _tell_embeddings(keras_model: tf.keras.Model) -> None:
+  """Set the number of rows of embeddings, which loading a saved model needs."""
+  for layer in keras_analysis.layers_of(keras_model):
+    if isinstance(layer, tf.keras.layers.Embedding) and layer.built:
+      layer.input_dim = layer.embeddings.shape[0]
 
 
 def _check_variables(

@@ -18,10 +18,10 @@ from tff_partial.arguments import checked_numbers
 from tff_partial.data import examples as examples_lib
 from tff_partial.data import id_ranges
 from tff_partial.model import client_tables
-from tff_partial.model import functions as functions_lib
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import keras_metrics
+from tff_partial.model import loss_scaling
 from tff_partial.model import losses
 from tff_partial.model import open_lengths
 from tff_partial.model import preprocessing
@@ -61,7 +61,7 @@ class PartialModel:
   def __init__(
     self,
     build: preprocessing.Lifting,
-    functions: functions_lib.ModelFunctions,
+    functions: states.ModelFunctions,
     tier_of: Mapping[str, str],
     *,
     num_groups: int,
@@ -74,8 +74,11 @@ class PartialModel:
     seed: int,
   ):
     """See `from_keras`."""
-    spec = functions.spec
+    self.spec = spec = functions.spec
     self.build = build
+    self._functions = functions
+    # From the values of `variables` to those of the Keras model's.
+    self._compute: Callable[[dict[str, Any]], dict[str, Any]] = dict
     self.num_groups = num_groups
     self._initial_values = initial_values
     self.prediction_spec = spec.outputs
@@ -100,7 +103,7 @@ class PartialModel:
       self._class_weights = losses.ClassWeights(
         class_weight, labels, spec.outputs
       )
-    ids = self._set_functions(functions, tier_of, initial_values[0])
+    ids = self._set_variables(spec.variables, tier_of, initial_values[0])
     weighted = self._class_weights.ids if self._class_weights else {}
     self.example_spec.ids = {
       **ids,
@@ -109,15 +112,15 @@ class PartialModel:
     }
     open_lengths.check(self, functions)
 
-  def _set_functions(
+  def _set_variables(
     self,
-    functions: functions_lib.ModelFunctions,
+    variables: Sequence[keras_analysis.VariableSpec],
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> id_ranges.Ids:
-    """Set functions and variables; return the inputs that are row ids."""
-    self._functions, self.spec = functions, functions.spec
-    self.variables = functions.spec.variables
+    """Set the variables; return the inputs that are row ids."""
+    self.variables = tuple(variables)
+    self.spec = self.spec._replace(variables=self.variables)
     self.tier_of = dict(tier_of)
     self.state = frozenset(v.name for v in self.variables if v.is_state)
     self.variances = states.variances(self.state, tier_of)
@@ -134,24 +137,25 @@ class PartialModel:
     self.client_tables.check(self.only_looked_up, found.ids)
     return found.ids
 
-  def with_functions(
+  def with_variables(
     self,
-    wrap: Callable[
-      [functions_lib.ModelFunctions], functions_lib.ModelFunctions
-    ],
+    variables: Sequence[keras_analysis.VariableSpec],
+    compute: Callable[[dict[str, Any]], dict[str, Any]],
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> 'PartialModel':
     """Make the same model with other variables, for the same examples.
 
     Args:
-      wrap: From the model's functions to those of the new one, with the same
-        inputs and outputs.
+      variables: Those from which this model's are computed.
+      compute: From their values to those of this model's variables, by name; of
+        tensors and of arrays. It may change the mapping that it is given.
       tier_of: Variable name to tier, for all variables.
       given_values: First values that are not drawn, by name.
     """
     model = copy.copy(self)
-    model._set_functions(wrap(self._functions), tier_of, given_values)
+    model._compute = lambda values: self._compute(compute(values))
+    model._set_variables(variables, tier_of, given_values)
     return model
 
   def with_replaced_predictions(
@@ -316,9 +320,13 @@ class PartialModel:
     tensors = dict(frozen)
     for named in weights.values():
       tensors.update(named)
-    return functions_lib.call(
-      self._functions, tensors, inputs, training=training, seed=seed
+    # Gradients inside the model are at its loss scale.
+    scale = self.spec.loss_scale
+    computed = self._compute(loss_scaling.scaled(tensors, 1 / scale))
+    outputs, added, new = self._functions.call(
+      computed, inputs, training=training, seed=seed
     )
+    return *loss_scaling.scaled((outputs, added), scale), new
 
   def loss(
     self,
@@ -329,23 +337,10 @@ class PartialModel:
     regularization: Sequence[tf.Tensor] = (),
     of: LossFn | tf.keras.losses.Loss | None = None,
   ) -> LossValue:
-    """Compute the loss as Keras would on the real examples alone.
-
-    Args:
-      labels: `[batch, ...]`.
-      predictions: `[batch, ...]`.
-      weight: float32 `[batch, ...]`, the examples' weights.
-      is_real: bool `[batch]`; false for padding.
-      regularization: Terms to add to the objective.
-      of: Another loss instead of the model's own.
-    """
+    """Compute the loss of a batch, or another one, `of`: see `value_of`."""
     return losses.value_of(
       losses.as_loss(of or self.loss_function),
-      labels,
-      predictions,
-      weight,
-      is_real,
-      regularization,
+      *(labels, predictions, weight, is_real, regularization),
       self._class_weights,
     )
 
@@ -382,7 +377,10 @@ class PartialModel:
       self.frozen_weights(),
       list(self.specs(tiers_lib.LOCAL)),
     )
-    return preprocessing.whole(self._functions.filled(values))
+    arrays = {
+      v.name: keras_filling.checked(v, values[v.name]) for v in self.variables
+    }
+    return preprocessing.whole(self._functions.filled(self._compute(arrays)))
 
 
 def check(model: Any) -> None:

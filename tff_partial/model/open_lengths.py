@@ -16,9 +16,9 @@ from tff_partial.data import lengths
 from tff_partial.model import keras_3
 from tff_partial.model import keras_analysis
 from tff_partial.model import tracing
-from tff_partial.model.functions import ModelFunctions
 from tff_partial.model.keras_functions import mask_of
 from tff_partial.model.keras_variables import ModelError
+from tff_partial.model.states import ModelFunctions
 
 # Steps of each sequence that is tried, and the lengths that they are padded to.
 _STEPS = np.array([8] * 14 + [3, 1])

@@ -19,7 +19,8 @@ from typing import TypeAlias
 from tff_partial import tiers
 from tff_partial.model import keras_analysis
 from tff_partial.model import selectors
-from tff_partial.model.functions import ModelFunctions
+from tff_partial.model.keras_3_models import Keras3Functions
+from tff_partial.model.keras_functions import Keras2Functions
 from tff_partial.model.keras_refusals import refuse_updates
 from tff_partial.model.keras_variables import ModelError
 
@@ -28,6 +29,8 @@ TREATMENTS = (AVERAGED, LOCAL, FROZEN)
 # Keras's names of the two moving averages of batch normalization.
 _MEAN, _VARIANCE = 'moving_mean', 'moving_variance'
 
+# A Keras model as pure functions of its variables' values.
+ModelFunctions: TypeAlias = Keras2Functions | Keras3Functions
 # One treatment for all, or each treatment with what selects its variables.
 State: TypeAlias = str | Mapping[str, selectors.Selectors] | None
 
