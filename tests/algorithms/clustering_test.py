@@ -82,6 +82,11 @@ def _scikit_learn(rows: np.ndarray, num_centers: int) -> float:
   return float(found.inertia_)
 
 
+def _inertia(rows: np.ndarray, found: clustering.KMeans) -> float:
+  """The sum of squared distances of rows to the means of their clusters."""
+  return float(np.square(rows - found.centers[found.assignment]).sum())
+
+
 def _blocks(rows: list[float]) -> tuple[tf.Tensor, tf.Tensor]:
   """Numbers as a block of vectors of one number, and which are rows."""
   points = tf.constant(rows, tf.float32)[:, None]
@@ -104,8 +109,6 @@ def test_two_clusters_by_hand():
   assert found.centers[high, 0] == 11.0
   assert found.counts[low] == 2
   assert found.counts[high] == 3
-  # Twice a half squared, and twice one.
-  assert found.inertia == pytest.approx(2.5)
 
 
 @pytest.mark.slow
@@ -119,10 +122,13 @@ def test_as_good_as_scikit_learn():
       rows = _uniform(seed, number)
     else:
       rows = _blobs(seed, number, wanted)
-    found = _found(rows, wanted, padding=200 - number)
-    expected = _scikit_learn(rows, wanted)
-    assert found.is_real.sum() == wanted
-    worst = max(worst, found.inertia / expected)
+    tries = [
+      _found(rows, wanted, padding=200 - number, seed=_SEED + start)
+      for start in range(4)
+    ]
+    assert {found.is_real.sum() for found in tries} == {wanted}
+    best = min(_inertia(rows, found) for found in tries)
+    worst = max(worst, best / _scikit_learn(rows, wanted))
   assert worst < 1.01
 
 
@@ -132,13 +138,10 @@ def test_results_belong_together():
   counts = np.bincount(found.assignment, minlength=_CAPACITY)
   np.testing.assert_array_equal(found.counts, counts)
   np.testing.assert_array_equal(found.is_real, counts > 0)
-  inertia = 0.0
   for place in range(_CAPACITY):
     own = rows[found.assignment == place]
     mean = own.mean(0) if len(own) else np.zeros(_SIZE)
     np.testing.assert_allclose(found.centers[place], mean, atol=1e-6)
-    inertia += np.sum(np.square(own - mean))
-  assert found.inertia == pytest.approx(inertia, rel=1e-5)
   # Each row is nearest to its own center.
   squares = np.square(rows[:, None] - found.centers[None]).sum(-1)
   squares[:, ~found.is_real] = np.inf
@@ -148,8 +151,8 @@ def test_results_belong_together():
 @pytest.mark.slow
 def test_centers_are_means_also_if_iterations_end_early():
   rows = _uniform(2, 200).astype(np.float32)
-  found = _found(rows, 20, max_iterations=1, restarts=1)
-  assert found.inertia > _found(rows, 20).inertia
+  found = _found(rows, 20, max_iterations=1)
+  assert _inertia(rows, found) > _inertia(rows, _found(rows, 20))
   for place in np.flatnonzero(found.is_real):
     np.testing.assert_allclose(
       found.centers[place], rows[found.assignment == place].mean(0), atol=1e-6
@@ -159,7 +162,8 @@ def test_centers_are_means_also_if_iterations_end_early():
 def test_rows_far_from_the_origin():
   rows = _blobs(3, 100, 4)
   near, far = _found(rows, 4), _found(rows + 5000.0, 4)
-  assert far.inertia == pytest.approx(near.inertia, rel=1e-3)
+  inertia = _inertia(rows, near)
+  assert _inertia(rows + 5000.0, far) == pytest.approx(inertia, rel=1e-3)
 
 
 # ---- few rows ----------------------------------------------------------------
@@ -171,14 +175,13 @@ def test_no_row_has_no_center():
     assert not found.is_real.any()
     assert not found.centers.any()
     assert not found.counts.any()
-    assert found.inertia == 0.0
 
 
 def test_equal_rows_share_a_center():
   rows = np.repeat([[1.0], [5.0], [7.0]], [4, 1, 3], axis=0)
   found = _found(rows, 5)
   assert found.is_real.sum() == 3
-  assert found.inertia == 0.0
+  np.testing.assert_array_equal(found.centers[found.assignment, 0], rows[:, 0])
   centers = dict(zip(found.centers[:, 0], found.counts, strict=True))
   assert centers == {1.0: 4, 5.0: 1, 7.0: 3, 0.0: 0}
   assert not found.centers[~found.is_real].any()
@@ -189,7 +192,6 @@ def test_the_center_of_one_row_is_that_row():
   found = _found(rows, 3)
   for row, place in zip(rows, found.assignment, strict=True):
     np.testing.assert_array_equal(found.centers[place], row)
-  assert found.inertia == 0.0
 
 
 # ---- exchanges ---------------------------------------------------------------
@@ -257,15 +259,14 @@ def test_xla_comes_to_the_same():
     plain, compiled = _found(rows, 13), _found(rows, 13, jit=True)
     np.testing.assert_array_equal(compiled.assignment, plain.assignment)
     np.testing.assert_allclose(compiled.centers, plain.centers, rtol=1e-5)
-    assert compiled.inertia == pytest.approx(plain.inertia, rel=1e-5)
 
 
 def test_the_seed_decides():
   rows = _uniform(8, 200)
-  once, again = (_found(rows, 20, restarts=1) for _ in range(2))
+  once, again = (_found(rows, 20) for _ in range(2))
   for one, other in zip(once, again, strict=True):
     np.testing.assert_array_equal(one, other)
-  elsewhere = _found(rows, 20, restarts=1, seed=_SEED + 1)
+  elsewhere = _found(rows, 20, seed=_SEED + 1)
   assert not np.array_equal(once.assignment, elsewhere.assignment)
 
 
@@ -310,7 +311,7 @@ _ROWS, _MASK = np.zeros([4, 2], np.float32), np.ones(4, bool)
   [
     *(
       ({name: 0}, f'{name}=0: k-means')
-      for name in ('capacity', 'restarts', 'max_iterations')
+      for name in ('capacity', 'max_iterations')
     ),
     ({'init': 'far'}, "init='far': k-means"),
     ({'points': np.zeros([4], np.float32)}, 'points: expected flo'),

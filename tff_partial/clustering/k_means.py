@@ -33,15 +33,12 @@ class KMeans(NamedTuple):
       centers that are not real.
     is_real: bool `[k]`, True for real centers.
     assignment: int32 `[n]`, the cluster of each row; 0 for padding.
-    inertia: float32 scalar, the sum of squared distances of real rows to the
-      means of their clusters.
     counts: int32 `[k]`, the number of rows of each center; 0 if it is not real.
   """
 
   centers: tf.Tensor
   is_real: tf.Tensor
   assignment: tf.Tensor
-  inertia: tf.Tensor
   counts: tf.Tensor
 
 
@@ -53,17 +50,16 @@ def k_means(
   seed: tf.Tensor,
   *,
   init: str = K_MEANS_PLUS_PLUS,
-  restarts: int = 4,
   max_iterations: int = 50,
 ) -> KMeans:
   """Cluster a client's rows around the means of their clusters.
 
-  Each restart chooses first centers (`first_centers`), moves them to the means
-  of the rows that are nearest to them (Lloyd's algorithm), and then exchanges
-  single rows between clusters while that lowers the inertia (`exchange`), which
-  also fills empty clusters. The restart with the lowest inertia wins, the first
-  of equal ones. Centers are the means of their rows, even if iterations end
-  before assignments converge.
+  First centers are chosen (`first_centers`) and moved to the means of the rows
+  that are nearest to them (Lloyd's algorithm). Then single rows are exchanged
+  between clusters while that lowers the inertia, the sum of squared distances
+  of rows to their means (`exchange`), which also fills empty clusters. Centers
+  are the means of their rows, even if iterations end before assignments
+  converge.
 
   Args:
     points: Float `[n, d]`.
@@ -76,8 +72,7 @@ def k_means(
     seed: Integer `[2]`.
     init: Choice of the first centers: `K_MEANS_PLUS_PLUS`, far from one
       another, or `RANDOM` rows, which is much faster for thousands of centers.
-    restarts: Number of restarts.
-    max_iterations: Maximum iterations of either kind in a restart.
+    max_iterations: Maximum iterations of either kind.
 
   Raises:
     SettingError: If shapes do not fit, a number is below 1, or `init` is
@@ -90,67 +85,30 @@ def k_means(
   if not tf.is_tensor(capacity):
     _check_sizes(capacity=capacity)
     capacity = tf.zeros([capacity])
-  _check_sizes(restarts=restarts, max_iterations=max_iterations)
+  _check_sizes(max_iterations=max_iterations)
   points = _checked(points, 'points')
   _check_one_a_row(is_real, points, 'is_real')
   padded, is_row = row_blocks.in_blocks(points, is_real)
   num_centers = tf.cast(num_centers, tf.int32)
   number = tf.size(capacity)
-  assignment = _best_assignment(
-    padded, is_row, number, num_centers, seed, init, restarts, max_iterations
-  )
-  centers, counts = row_blocks.means(padded, is_row, assignment, number)
-  is_kept = (counts > 0) & (tf.range(number) < num_centers)
-  return KMeans(
-    tf.where(is_kept[:, None], centers, 0.0),
-    is_kept,
-    row_blocks.unpadded(assignment, points),
-    row_blocks.inertia(padded, is_row, centers, assignment),
-    tf.where(is_kept, counts, 0),
-  )
-
-
-def _best_assignment(
-  padded: tf.Tensor,
-  is_row: tf.Tensor,
-  capacity: tf.Tensor,
-  num_centers: tf.Tensor,
-  seed: tf.Tensor,
-  init: str,
-  restarts: int,
-  max_iterations: int,
-) -> tf.Tensor:
-  """Return the assignment of the restart with the lowest inertia."""
   choose = first_centers.draw
   if init == RANDOM:
     choose = first_centers.any_rows
   together = tf.zeros_like(is_row, tf.int32)
   middle, _ = row_blocks.means(padded, is_row, together, 1)
   shifted = tf.where(is_row[:, None], padded - middle, 0.0)
-
-  def restart(
-    number: tf.Tensor, best: tf.Tensor, least: tf.Tensor
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    own = random_bits.fold_in(seed, number)
-    first, is_center = choose(shifted, is_row, capacity, num_centers, own)
-    found = lloyd(shifted, is_row, first, is_center, max_iterations)
-    found = exchange(shifted, is_row, found, is_center, max_iterations)
-    means, _ = row_blocks.means(shifted, is_row, found, capacity)
-    inertia = row_blocks.inertia(shifted, is_row, means, found)
-    is_better = inertia < least
-    return (
-      number + 1,
-      tf.where(is_better, found, best),
-      tf.where(is_better, inertia, least),
-    )
-
-  _, assignment, _ = tf.while_loop(
-    lambda number, *_: number < restarts,
-    restart,
-    (tf.constant(0), together, tf.constant(math.inf)),
-    parallel_iterations=1,
+  own = random_bits.fold_in(seed, 0)
+  first, is_center = choose(shifted, is_row, number, num_centers, own)
+  assignment = lloyd(shifted, is_row, first, is_center, max_iterations)
+  assignment = exchange(shifted, is_row, assignment, is_center, max_iterations)
+  centers, counts = row_blocks.means(padded, is_row, assignment, number)
+  is_kept = (counts > 0) & (tf.range(number) < num_centers)
+  return KMeans(
+    tf.where(is_kept[:, None], centers, 0.0),
+    is_kept,
+    row_blocks.unpadded(assignment, points),
+    tf.where(is_kept, counts, 0),
   )
-  return assignment
 
 
 def sums_and_counts(

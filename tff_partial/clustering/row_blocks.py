@@ -89,18 +89,6 @@ def squared_distances(
   )
 
 
-def inertia(
-  points: tf.Tensor,
-  is_row: tf.Tensor,
-  centers: tf.Tensor,
-  assignment: tf.Tensor,
-) -> tf.Tensor:
-  """Return the sum of squared distances of rows to their centers."""
-  distances = squared_distances(points, centers, assignment)
-  total, _ = sums(distances, is_row, tf.zeros_like(assignment), 1)
-  return total[0]
-
-
 def sums(
   values: tf.Tensor,
   is_row: tf.Tensor,

@@ -38,6 +38,8 @@ from tff_partial.tiers import LOCAL
 # Key of the centers in the server's state, by table.
 CENTERS = 'centers'
 _SUMS, _COUNTS = 'sums', 'counts'
+# A center does not move if fewer rows of all clients than this are near to it.
+_LEAST = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,6 @@ class ClientCenters:
     rows_per_center: Number of rows per center, at a client and again at the
       server; ten in the paper.
     init: Initialization of k-means, one of `clustering.INITS`.
-    restarts: Number of restarts of k-means.
     max_iterations: Maximum number of iterations of k-means.
   """
 
@@ -59,7 +60,6 @@ class ClientCenters:
   num_centers: int
   rows_per_center: int = 10
   init: str = clustering.K_MEANS_PLUS_PLUS
-  restarts: int = 1
   max_iterations: int = 20
 
   def clusters(
@@ -79,7 +79,6 @@ class ClientCenters:
       self._wanted(is_real),
       seed,
       init=self.init,
-      restarts=self.restarts,
       max_iterations=self.max_iterations,
     )
 
@@ -110,7 +109,6 @@ class ClientCenters:
         tf.minimum(self._wanted(is_real), self.num_centers),
         seed,
         init=self.init,
-        restarts=self.restarts,
         max_iterations=self.max_iterations,
       )
       return _with_centers(server, table, found.centers, found.is_real)
@@ -145,13 +143,10 @@ class Sums:
     num_centers: The number of global centers.
     join: How sums are aggregated; WITH_UPDATE clips and noises them like the
       update.
-    least: A center does not move if fewer rows of all clients than this are
-      near to it; ignored for WITH_UPDATE.
   """
 
   num_centers: int
   join: Join = Join.SUM
-  least: float = 0.5
 
   def statistic(self, model: models.PartialModel, table: str) -> Statistic:
     """Return the statistic of a table's drafts."""
@@ -189,7 +184,7 @@ class Sums:
         )
         all_are = tf.ones_like(before[IS_REAL])
         return _with_centers(server, table, rows, all_are)
-      counts_enough = counts >= self.least
+      counts_enough = counts >= _LEAST
       means = sums / tf.where(counts_enough, counts, 1.0)[:, None]
       return _with_centers(
         server,
