@@ -71,9 +71,7 @@ def build_apfl(
   personal = personal or training
   optimizer = {
     PERSONAL: personal.optimizer_of(PERSONAL),
-    CLIENT_VALUES: server_optimizers.within(
-      sgd(mixture_learning_rate), 0.0, 1.0
-    ),
+    CLIENT_VALUES: server_optimizers.WithinUnit(sgd(mixture_learning_rate)),
   }
   return compose(
     model,

@@ -131,7 +131,7 @@ def _of_shares(how: Phase) -> Phase:
   return dataclasses.replace(
     how,
     train=(CLIENT_VALUES,),
-    optimizer=server_optimizers.within(how.optimizer_of(CLIENT_VALUES), 0, 1),
+    optimizer=server_optimizers.WithinUnit(how.optimizer_of(CLIENT_VALUES)),
     weights_fn=_mixed,
   )
 

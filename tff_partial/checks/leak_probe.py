@@ -77,35 +77,25 @@ def probe_leak(
     for _ in range(num_users)
   ]
 
-  def clients(known: int) -> Mapping[str, Any]:
+  def clients(part: slice) -> Mapping[str, Any]:
     return {
-      str(user): {
-        'x': mine[:known],
-        'y': np.repeat(labels, known),
-        splits.MARK: (np.arange(known) == num_interactions - 1).astype(
-          np.int32
-        ),
-      }
+      str(user): {'x': mine[part], 'y': np.repeat(labels, len(mine[part]))}
       for user, mine in enumerate(items)
     }
 
-  def pack(spec: Any, known: int) -> Any:
-    fields = {
-      user: {name: fields[name] for name in fields if name in spec}
-      for user, fields in clients(known).items()
-    }
-    return packing.pack(fields, spec)
-
+  known, held_out = clients(slice(-1)), clients(slice(-1, None))
+  spec = process.example_spec
   result = programs.train(
     process,
-    pack(process.example_spec, num_interactions - 1),
+    packing.pack(known, spec, query={} if splits.MARK in spec else None),
     rounds=rounds,
     clients_per_round=num_users,
     seed=seed,
   )
   measured = evaluation_sets.evaluate(
     evaluation_sets.EvaluationSet(
-      evaluation, pack(evaluation.example_spec, num_interactions)
+      evaluation,
+      packing.pack(known, evaluation.example_spec, query=held_out),
     ),
     result.weights,
     seed=seed,

@@ -180,7 +180,7 @@ class ClientWork:
         'it into brackets.'
       )
     self.work = list(work)
-    self._scope = tracing.KerasScope()
+    self._outside = tf.__internal__.autograph.control_status_ctx()
     work_lib.check(self.work, model)
     if not any(phase.measured for phase in phases.all_phases(self.work)):
       raise CompositionError(
@@ -279,7 +279,7 @@ class ClientWork:
     Yields:
       The client's context at the start of the round.
     """
-    with self._scope:
+    with tracing.keras_scope(self._outside):
       yield self._recalled(shared, frozen, kept, client, sent.get('server'))
 
   def _recalled(
@@ -365,9 +365,9 @@ class ClientWork:
     """Return a state with its tables' numbers of valid rows, and kept slots."""
     tables = client_tables.names_in(kept, self.model.client_tables.names)
     if tables:
-      found = client_tables.num_rows(rows)
       numbers = collections.OrderedDict(
-        (name, found.get(name, tf.constant(0))) for name in sorted(tables)
+        (name, tf.reduce_sum(tf.cast(rows.get(name, []), tf.int32)))
+        for name in sorted(tables)
       )
       kept = collections.OrderedDict([(_HELD, kept), (_NUM_ROWS, numbers)])
     if self.keeping:

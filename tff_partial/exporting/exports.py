@@ -232,12 +232,10 @@ def _write(
 
 def _check_sizes(**sizes: int | None) -> None:
   for name, size in sizes.items():
-    if size is None:
-      continue
-    if wrong := checked_numbers.why_not_whole(size):
-      raise ExportError(f'{name}: {wrong}.')
-    if size < 1:
-      raise ExportError(f'{name}={size}: give room for 1 example or more.')
+    if size is not None and (checked_numbers.why_not_whole(size) or size < 1):
+      raise ExportError(
+        f'{name}={size}: give room for 1 example or more, a whole number.'
+      )
 
 
 def _check_target(target: pathlib.Path, formats: Sequence[str]) -> None:
@@ -267,8 +265,7 @@ def _check_model(model: models.PartialModel) -> None:
       'choose one. Export a model without `group`, or save the Keras model of '
       'one client, which `tff_partial.personalise` makes.'
     )
-  sized = list(model.client_tables.names)
-  if sized:
+  if sized := list(model.client_tables.names):
     raise ExportError(
       f'The tables {sized} have the size that the data of a client need, but '
       'what is exported has one size for all. Save the Keras model of one '
@@ -321,9 +318,8 @@ def _work(
       '`reconstruction=result` of `train`, for those of its process, or one or '
       'several `tff_partial.Phase(...)`.'
     )
-  work: Sequence[Any]
   if isinstance(given, processes.PartialProcess):
-    work = _of_process(given, None)
+    work: Sequence[Any] = _of_process(given, None)
   elif isinstance(given, results.TrainingResult | results.Saved):
     work = _of_process(given.process, given.rounds)
   else:

@@ -21,36 +21,6 @@ from tff_partial.model.keras_variables import ModelError
 DrawRows = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def fitted(
-  table: tf.Tensor,
-  known: tf.Tensor,
-  is_real: tf.Tensor,
-  draw_rows: DrawRows,
-  seed: tf.Tensor,
-) -> tf.Tensor:
-  """Add the rows that a client's table lacks, and drop those it doesn't need.
-
-  Args:
-    table: The client's current table, `[some rows, ...]`.
-    known: int32 scalar, the number of valid rows in it.
-    is_real: bool `[rows]`: false for padding, which becomes zeros.
-    draw_rows: Draws the missing rows.
-    seed: int32 `[2]`, for these.
-  """
-  number = tf.size(is_real)
-  padding = tf.zeros(tf.concat([[number], tf.shape(table)[1:]], 0), table.dtype)
-  held = tf.concat([table, padding], 0)[:number]
-  drawn = draw_rows(seed, number)
-
-  def along_rows(condition: tf.Tensor) -> tf.Tensor:
-    ones = [1] * (table.shape.rank - 1)
-    return tf.reshape(condition, [-1, *ones])
-
-  is_known = along_rows(tf.range(number) < known)
-  rows = tf.where(is_known, held, drawn)
-  return tf.where(along_rows(is_real), rows, tf.zeros_like(rows))
-
-
 def check_rows(name: str, draw_rows: DrawRows) -> None:
   """Refuse a table whose first rows depend on the number of rows.
 
@@ -142,6 +112,9 @@ class ClientTables:
   ) -> Any:
     """Fit the tables in a structure to a client's data.
 
+    Rows that are missing are drawn, those that it does not need are dropped,
+    and padding becomes zeros.
+
     Args:
       structure: The client's state, or its local weights.
       known: Name of each table to fit to the number of its valid rows, int32.
@@ -150,22 +123,18 @@ class ClientTables:
     """
 
     def fit(name: str, table: tf.Tensor) -> tf.Tensor:
-      return fitted(
-        table,
-        known[name],
-        rows[name],
-        self._draw_rows[name],
-        random_bits.fold_in(seed, f'rows of {name}'),
-      )
+      is_real = rows[name]
+      number = tf.size(is_real)
+      shape = tf.concat([[number], tf.shape(table)[1:]], 0)
+      held = tf.concat([table, tf.zeros(shape, table.dtype)], 0)[:number]
+      own_seed = random_bits.fold_in(seed, f'rows of {name}')
+      drawn = self._draw_rows[name](own_seed, number)
+
+      def along_rows(condition: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(condition, [-1, *[1] * (table.shape.rank - 1)])
+
+      is_known = along_rows(tf.range(number) < known[name])
+      fitted = tf.where(is_known, held, drawn)
+      return tf.where(along_rows(is_real), fitted, tf.zeros_like(fitted))
 
     return mapped(structure, fit, known) if known else structure
-
-
-def num_rows(
-  rows: Mapping[str, tf.Tensor],
-) -> collections.OrderedDict[str, tf.Tensor]:
-  """Count the real rows of each of a client's tables, from their masks."""
-  return collections.OrderedDict(
-    (name, tf.reduce_sum(tf.cast(is_real, tf.int32)))
-    for name, is_real in rows.items()
-  )

@@ -19,8 +19,9 @@ from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
 from tff_partial.model.keras_refusals import ASSIGNMENTS
 from tff_partial.model.keras_refusals import explaining
-from tff_partial.model.keras_refusals import refuse_impure
 from tff_partial.model.keras_refusals import refuse_kind
+from tff_partial.model.keras_refusals import refuse_layer
+from tff_partial.model.keras_refusals import refuse_lookups
 from tff_partial.model.keras_refusals import refuse_open_shapes
 from tff_partial.model.keras_refusals import refuse_operations
 from tff_partial.model.keras_variables import ModelError
@@ -325,7 +326,9 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         )
       outputs = keras_variables.in_float32(outputs)
   layers = layers_of(model)
-  refuse_impure(graph, layers)
+  refuse_lookups(graph, layers)
+  for layer in layers:
+    refuse_layer(layer)
   return KerasSpec(
     requests.variables(model, layers),
     tuple(dict.fromkeys(layer.name for layer in layers)),

@@ -139,13 +139,6 @@ def refuse_kind(layer: tf.keras.layers.Layer) -> None:
       raise ModelError(_adapted(f'Layer {layer.name!r}'))
 
 
-def refuse_impure(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
-  """Refuse a model whose call did more than compute and update its state."""
-  refuse_lookups(graph, layers)
-  for layer in layers:
-    refuse_layer(layer)
-
-
 def refuse_updates(name: str) -> None:
   """Refuse a variable that a layer changes, named `layer/variable`."""
   raise ModelError(

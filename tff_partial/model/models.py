@@ -129,13 +129,12 @@ class PartialModel:
     self.client_tables = client_tables.ClientTables(
       {v.name: v.draw_rows for v in sized if v.draw_rows is not None}
     )
-    found = traced_checks.trace(self)
-    self._mask = found.mask
-    self.is_regularized = found.is_regularized
-    self.only_looked_up = found.only_looked_up
+    self.only_looked_up, ids, self._mask, self.is_regularized = (
+      traced_checks.trace(self)
+    )
     self.check_loss()
-    self.client_tables.check(self.only_looked_up, found.ids)
-    return found.ids
+    self.client_tables.check(self.only_looked_up, ids)
+    return ids
 
   def with_variables(
     self,

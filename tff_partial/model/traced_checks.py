@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Iterator
 import contextlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -81,25 +81,15 @@ def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
       raise mixing(f'{operation.type} broadcasts.')
 
 
-class Traced(NamedTuple):
-  """What a trace of a model tells.
-
-  Attributes:
-    only_looked_up: Names of the variables that the model uses only for row
-      lookups.
-    ids: The inputs that are row ids.
-    mask: Spec of the mask over an example's steps, if a layer sets one.
-    is_regularized: True if layers add losses of weights.
-  """
-
-  only_looked_up: tuple[str, ...]
-  ids: id_ranges.Ids
-  mask: tf.TensorSpec | None
-  is_regularized: bool
-
-
-def trace(model: Any) -> Traced:
+def trace(
+  model: Any,
+) -> tuple[tuple[str, ...], id_ranges.Ids, tf.TensorSpec | None, bool]:
   """Trace a model's predictions, loss and metrics.
+
+  Returns:
+    The names of the variables that the model uses only for row lookups; the
+    inputs that are row ids; the spec of the mask over an example's steps, if a
+    layer sets one; and true if layers add losses of weights.
 
   Raises:
     ModelError: If one cannot be computed, or is no pure function.
@@ -136,7 +126,7 @@ def trace(model: Any) -> Traced:
     )
   mask = keras_functions.mask_of(predictions)
   tables = collections.ChainMap(frozen, *weights.values())
-  return Traced(
+  return (
     tuple(
       name
       for named in weights.values()

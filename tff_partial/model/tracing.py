@@ -1,6 +1,7 @@
 """Tracing of functions that use Keras, and reading of their graphs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import itertools
 import re
 from typing import Any
@@ -52,13 +53,12 @@ def traced(fn: Callable[..., Any], *specs: Any) -> Any:
   Our functions need no conversion, which would take longer than the tracing.
   Keras still converts users' code itself, as usual.
   """
-  scope = KerasScope()
 
   def call(*args: Any) -> Any:
-    with scope:
-      return fn(*args)
+    _hold_constants(tf.compat.v1.get_default_graph())
+    return fn(*args)
 
-  return tf.function(call, autograph=False).get_concrete_function(*specs)
+  return unconverted(call).get_concrete_function(*specs)
 
 
 def unconverted(fn: Callable[..., Any]) -> Any:
@@ -72,26 +72,20 @@ def unconverted(fn: Callable[..., Any]) -> Any:
   return tf.function(call, autograph=False)
 
 
-class KerasScope:
-  """The scope in which a function that is traced without AutoGraph uses Keras.
+@contextlib.contextmanager
+def keras_scope(outside: Any) -> Iterator[None]:
+  """Let a function that is traced without AutoGraph use Keras.
 
-  In it, eager tensors are constants of the function, and the AutoGraph status
-  is that of the place where the scope was made: if AutoGraph is disabled, Keras
-  breaks the operators of functional models, which then cannot be saved.
+  Eager tensors are constants of the function, and the AutoGraph status is
+  another: if AutoGraph is disabled, Keras breaks the operators of functional
+  models, which then cannot be saved.
+
+  Args:
+    outside: The AutoGraph status of the place where the function was made.
   """
-
-  def __init__(self) -> None:
-    """Store the AutoGraph status."""
-    self._outside = tf.__internal__.autograph.control_status_ctx()
-
-  def __enter__(self) -> None:
-    """Enter the scope, in the function."""
-    _hold_constants(tf.compat.v1.get_default_graph())
-    self._outside.__enter__()
-
-  def __exit__(self, *raised: Any) -> None:
-    """Leave the scope."""
-    self._outside.__exit__(*raised)
+  _hold_constants(tf.compat.v1.get_default_graph())
+  with outside:
+    yield
 
 
 def _hold_constants(graph: Any) -> None:

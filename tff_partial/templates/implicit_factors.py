@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
-from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -86,13 +85,7 @@ class ItemScores(tf.keras.layers.Layer):
   """Scores of items for one user."""
 
   def __init__(self, num_items: int, num_factors: int, **kwargs: Any):
-    """Initialize the layer.
-
-    Args:
-      num_items: Number of items.
-      num_factors: Length of the vectors.
-      **kwargs: Arguments of all layers, such as the name.
-    """
+    """Take the sizes, see `build_model`, and arguments of all layers."""
     super().__init__(**kwargs)
     self.num_items = num_items
     self.num_factors = num_factors
@@ -183,15 +176,12 @@ def check_model(builder: str, model: models.PartialModel) -> None:
     )
 
 
-def user_phase(
-  weighting: Weighting, num_items: int, on: splits.Part = splits.everything()
-) -> Phase:
+def user_phase(weighting: Weighting, num_items: int) -> Phase:
   """Return the phase in which a client solves for its vector.
 
   Args:
     weighting: Weights of the unobserved and the regularization.
     num_items: Number of items.
-    on: The interactions that it knows.
   """
 
   def prior(client: ClientContext) -> Prior:
@@ -208,4 +198,4 @@ def user_phase(
       weighting.unobserved * gram - taken + penalty * tf.eye(gram.shape[0]),
     )
 
-  return Phase(train=(LOCAL,), on=on, optimizer=Exact(prior=prior))
+  return Phase(train=(LOCAL,), optimizer=Exact(prior=prior))

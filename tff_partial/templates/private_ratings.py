@@ -86,15 +86,6 @@ def compose_released(
     )
   num_items, size = model.specs(GLOBAL)[posteriors.ITEM].shape
   items = PrivateItems(num_items, size - 1, attributes)
-  # Of a mean of messages that are as long as the clip.
-  scale = clients / clip.clip
-
-  def update(server: Server, found: Any) -> Server:
-    found = tf.nest.map_structure(lambda mean: scale * mean, found)
-    refine = functools.partial(refined, items)
-    noise = mechanism.noise_multiplier
-    return _update(server, found, items, refine, noise, clients)
-
   return compose(
     model,
     client_state=client_state.persist_local,
@@ -111,7 +102,14 @@ def compose_released(
           _message(client, items, rows(client, items)),
         ),
         join=Join.WITH_UPDATE,
-        update=update,
+        update=functools.partial(
+          _update,
+          items=items,
+          refine=functools.partial(refined, items),
+          stddev=mechanism.noise_multiplier,
+          clients=clients,
+          clip=clip.clip,
+        ),
       ),
     ],
     server_state=lambda model: _first_state(items),
@@ -167,17 +165,21 @@ def _update(
   refine: Callable[..., tuple[Any, tf.Tensor, tf.Tensor]],
   stddev: float,
   clients: float,
+  clip: float,
 ) -> Server:
-  """Update items by sums of messages.
+  """Update items by the mean of messages.
 
   Args:
     server: The server's weights and state.
-    found: The sums.
+    found: The mean.
     items: What is known of the items.
     refine: Learns of them from sums, as `PrivateItems.refined`.
     stddev: Standard deviation of the noise of each number.
     clients: Number of messages.
+    clip: Length of a message of norm 1.
   """
+  scale = clients / clip
+  found = tf.nest.map_structure(lambda mean: scale * mean, found)
   weights, state = server.weights[GLOBAL], server.state
   is_first = tf.equal(state['round'], 0.0)
   item, noise = weights[posteriors.ITEM], weights[posteriors.NOISE]

@@ -66,18 +66,7 @@ class RatingPosterior(tf.keras.layers.Layer):
     rated_items: bool = False,
     **kwargs: Any,
   ):
-    """Initialize the layer.
-
-    Args:
-      num_items: Number of items.
-      num_factors: Length of the vectors, without biases.
-      mean: The mean rating.
-      unit: Number by which ratings are divided before anything else.
-      initial_scale: Standard deviation of the first values of items' vectors.
-      user_attributes: As for `build_model`.
-      rated_items: As for `build_model`.
-      **kwargs: Arguments of all layers, such as the name.
-    """
+    """Take the settings, see `build_model`, and arguments of all layers."""
     super().__init__(**kwargs)
     self.num_items = num_items
     self.num_factors = num_factors

@@ -84,22 +84,12 @@ class _ByName(Optimizer):
     return states, whole
 
 
-def within(optimizer: Optimizer, low: float, high: float) -> Optimizer:
-  """Build an optimizer that clips the weights of another to an interval.
+class WithinUnit(Optimizer):
+  """Projection of another optimizer's weights onto the interval of 0 to 1."""
 
-  Args:
-    optimizer: The other optimizer.
-    low: Lower bound.
-    high: Upper bound.
-  """
-  return _Within(optimizer, low, high)
-
-
-class _Within(Optimizer):
-  """Projection of another optimizer's weights onto an interval."""
-
-  def __init__(self, optimizer: Optimizer, low: float, high: float):
-    self._optimizer, self._low, self._high = optimizer, low, high
+  def __init__(self, optimizer: Optimizer):
+    """Store the other optimizer."""
+    self._optimizer = optimizer
 
   def initialize(self, specs: Any) -> Any:
     """Return the first state of the other optimizer."""
@@ -117,5 +107,5 @@ class _Within(Optimizer):
     """Take a step of the other optimizer, and project."""
     state, moved = self._optimizer.next(state, weights, gradients)
     return state, tf.nest.map_structure(
-      lambda tensor: tf.clip_by_value(tensor, self._low, self._high), moved
+      lambda tensor: tf.clip_by_value(tensor, 0.0, 1.0), moved
     )
