@@ -7,6 +7,7 @@ import collections
 from collections.abc import Collection, Iterable, Iterator, Sequence
 import dataclasses
 import functools
+import pathlib
 from typing import Any, TypeVar
 
 from absl import flags
@@ -311,6 +312,20 @@ def _whole_numbers(choice: Choice, text: str) -> tuple[int, ...]:
       f'{choice.argument}={text}: give whole numbers with commas between them, '
       'or nothing.'
     ) from None
+
+
+def of_folder(path: Any) -> str:
+  """Return the flag that names the folder of a path; 'folder' if none does."""
+  place = pathlib.PurePath(path) if isinstance(path, str) else None
+  named, longest = 'folder', 0
+  for name in flags.FLAGS if place else ():
+    value = flags.FLAGS[name].value if name.endswith('_dir') else None
+    for given in [value] if isinstance(value, str) else value or ():
+      folder = pathlib.PurePath(given)
+      is_there = place.is_relative_to(folder) or folder.is_relative_to(place)
+      if is_there and len(given) > longest:
+        named, longest = f'--{name}', len(given)
+  return named
 
 
 def is_given(name: str) -> bool:

@@ -83,11 +83,12 @@ def _guarded(work: Callable[[], int | None]) -> int | None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
   except OSError as error:
-    if error.errno not in _FOLDER_ERRORS:
+    if error.filename is None and error.errno not in _FULL:
       raise
     message = (
       f'{error.filename or "output"}: {error.strerror}. Choose another '
-      '--output_dir or make room; what was written before is kept.'
+      f'{flags.of_folder(error.filename)} or make room; what was written '
+      'before is kept.'
     )
   except KeyboardInterrupt:
     return _say_interrupted(signal.SIGINT)
@@ -115,17 +116,5 @@ def _say_interrupted(number: signal.Signals) -> int:
   return 128 + number
 
 
-_FOLDER_ERRORS = frozenset(
-  (
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EEXIST,
-    errno.EFBIG,
-    errno.EISDIR,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-  )
-)
+# Errors of a full disk, which name no file where one that is open is written.
+_FULL = frozenset((errno.EDQUOT, errno.EFBIG, errno.ENOSPC))

@@ -1,5 +1,6 @@
 """The folder that a run writes to, and the checks before resuming there."""
 
+import argparse
 import collections
 from collections.abc import Iterator, Mapping, Sequence, Set
 import contextlib
@@ -302,9 +303,12 @@ def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   Raises:
     OptionError: If no run is named or found, or its flagfile is not valid.
   """
-  if any(a.lstrip('-').startswith('help') for a in arguments[1:]):
+  names = {a.lstrip('-').partition('=')[0] for a in arguments if a[:1] == '-'}
+  if names & _HELP:
     return list(arguments)
-  given = _flag_from(arguments, 'output_dir')
+  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  parser.add_argument('--output_dir', '-output_dir', nargs='?')
+  given = parser.parse_known_args(arguments[1:])[0].output_dir
   if given is None:
     raise OptionError('--output_dir: name the folder of a trained run.')
   folder = Folder(given)
@@ -316,6 +320,8 @@ def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   return [arguments[0], *_kept_flags(folder.flags_file), *arguments[1:]]
 
 
+# Flags of absl that show the help.
+_HELP = frozenset(('?', 'help', 'helpfull', 'helpshort', 'helpxml'))
 # Flags that programs do not take from a run's folder, besides `Output`'s.
 _PLACES = ('ray_address', 'ray_folder')
 
@@ -346,14 +352,3 @@ def _kept_flags(path: pathlib.Path) -> Iterator[str]:
         f'{path}, line {number}: {line:.80} is no flag of a run. Bring the '
         'file back from a copy, or train in another folder.'
       )
-
-
-def _flag_from(arguments: Sequence[str], name: str) -> str | None:
-  """Find a flag's value on a command line that is not parsed yet."""
-  for place, argument in enumerate(arguments):
-    for prefix in (f'--{name}', f'-{name}'):
-      if argument.startswith(f'{prefix}='):
-        return argument.split('=', 1)[1]
-      if argument == prefix and place + 1 < len(arguments):
-        return arguments[place + 1]
-  return None

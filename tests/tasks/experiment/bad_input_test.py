@@ -177,7 +177,13 @@ def test_a_file_where_a_folder_should_be(tmp_path, place):
 def test_a_folder_that_cannot_be_written():
   # Nobody may make folders there, whoever he is.
   outcome = run_here('train', '--data=synthetic', '--output_dir=/proc/out')
-  is_for_users(outcome, '/proc/out', '--output_dir')
+  is_for_users(outcome, '/proc/out', 'another --output_dir')
+
+
+@pytest.mark.parametrize('name', ['train', 'evaluate'])
+def test_a_folder_whose_name_is_too_long(tmp_path, name):
+  outcome = run_here(name, f'--output_dir={tmp_path / ("a" * 300)}')
+  is_for_users(outcome, str(tmp_path), 'name too long', 'Choose another')
 
 
 def test_a_folder_of_something_else(tmp_path):
@@ -326,6 +332,14 @@ def test_evaluate_what_is_not_there(arguments, expected):
   folder = commands.trained().folder
   outcome = run_here('evaluate', f'--output_dir={folder}', *arguments)
   is_for_users(outcome, *expected)
+
+
+def test_evaluate_reads_the_last_of_several_folders(copy, tmp_path):
+  (copy / 'flags.txt').write_text('--colour=red\n')
+  nowhere = tmp_path / 'nowhere'
+  for last in ([f'-output_dir={copy}'], ['--output_dir', str(copy)]):
+    outcome = run_here('evaluate', f'--output_dir={nowhere}', *last)
+    is_for_users(outcome, f'{copy}/flags.txt, line 1', '--colour=red')
 
 
 def test_evaluate_with_damaged_flags(copy):

@@ -59,6 +59,17 @@ def test_no_address_is_taken_from_a_folder(tmp_path, caplog):
     assert said in caplog.text
 
 
+def test_a_value_is_no_call_for_help(tmp_path):
+  (tmp_path / 'flags.txt').write_text('--task=emnist\n')
+  run = f'--output_dir={tmp_path}'
+  for given in (['--user', 'helper'], ['--user=help'], ['help']):
+    command = ['tasks/evaluate.py', run, *given]
+    assert '--task=emnist' in with_flags_of_the_run(command)
+  for asked in ('--help', '-help', '--helpfull', '-?', '--helpshort=true'):
+    command = ['tasks/evaluate.py', asked]
+    assert with_flags_of_the_run(command) == command
+
+
 @pytest.mark.parametrize(
   'line',
   [
