@@ -21,9 +21,11 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
@@ -53,6 +55,8 @@ class Sweep(Options):
   )
 
 
+# The most bytes of a folder's name on usual disks.
+_LONGEST_NAME = 255
 # The arguments after `--` on the command line.
 _passed_on: list[str] = []
 
@@ -134,7 +138,8 @@ def planned(
     The flags of each run, by the name of its folder.
 
   Raises:
-    OptionError: If a string of the grid is not of this form.
+    OptionError: If a string of the grid is not of this form, or two runs would
+      share a folder.
   """
   runs = []
   for recipe in names or ['']:
@@ -144,15 +149,35 @@ def planned(
       arguments = command_line.expand([*arguments, *passed_on, *own.values()])
       runs.append((recipe, setting, own, arguments))
   chosen = {command_line.algorithm_of(arguments) for *_, arguments in runs}
-  todo = {}
+  todo, said = {}, {}
   for recipe, setting, own, arguments in runs:
     if len(chosen) > 1:
       algorithm = command_line.algorithm_of(arguments)
       arguments = command_line.without_unread(arguments, algorithm)
       read = command_line.without_unread(list(own.values()), algorithm)
       setting = {n: v for n, v in setting.items() if own[n] in read}
-    todo[folder_name(recipe, setting)] = arguments
+    name = folder_name(recipe, setting)
+    _check_name(
+      name, said.setdefault(name, (recipe, setting)), (recipe, setting)
+    )
+    todo[name] = arguments
   return todo
+
+
+def _check_name(name: str, first: Any, second: Any) -> None:
+  """Refuse a name that no folder can have, or that two runs would share."""
+  if first != second:
+    raise OptionError(
+      f'--grid: two runs would share the folder {name}, as / becomes _ there. '
+      'Run one of them in another --sweep_dir.'
+    )
+  size = len(os.fsencode(name))
+  if size > _LONGEST_NAME:
+    raise OptionError(
+      f'--grid: the folder {name:.80}... would have a name of {size} bytes, '
+      f'and {_LONGEST_NAME} are the most. Vary fewer flags, or give recipes of '
+      'their values by --recipes.'
+    )
 
 
 def _run(binary: str, *arguments: str) -> int:

@@ -208,8 +208,8 @@ def _measure(
   if result['diverged']:
     raise _Ended(DIVERGED)
   measured = result['validation']
-  if isinstance(measured.get(plan.metric, {}), dict):
-    names = [n for n in measured if n not in ('per_client', 'best_round')]
+  names = [n for n in measured if n not in ('per_client', 'best_round')]
+  if plan.metric not in names:
     raise OptionError(
       f'--metric={plan.metric}: the validation clients are measured by '
       f'{", ".join(names)}. Choose one of these, in another --sweep_dir.'

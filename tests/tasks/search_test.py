@@ -287,10 +287,23 @@ def test_values_that_do_not_go_together_are_not_run(tmp_path):
   assert 'are solved for' in study.trials[0].user_attrs[trials.WHY]
 
 
-def test_a_metric_that_is_not_measured_is_refused(tmp_path):
+@pytest.mark.parametrize('metric', ['validation.f1', 'best_round'])
+def test_a_metric_that_is_not_measured_is_refused(tmp_path, metric):
   with pytest.raises(OptionError, match='measured by loss, rmse'):
-    plan = _plan(metric='validation.f1')
+    plan = _plan(metric=metric)
     trials.run(plan, tmp_path, Trainer())
+
+
+def test_a_folder_that_cannot_be_written_is_of_its_flag(tmp_path):
+  trials.run(_plan(trials=1), tmp_path, Trainer())
+  for program, *flags in (
+    ('report', f'--sweep_dir={tmp_path}', '--report_dir=/proc/out'),
+    ('sweep', '--sweep_dir=/proc/out', f'--search={_RATE}=log:0.1:1', '--'),
+  ):
+    outcome = run_here(program, *flags, *_BASE[: flags.count('--')])
+    (place,) = (flag for flag in flags if '/proc' in flag)
+    flag = place.partition('=')[0]
+    commands.is_for_users(outcome, '/proc/out', f'Choose another {flag} or')
 
 
 # ---- the report --------------------------------------------------------------

@@ -252,3 +252,17 @@ def test_a_sweep_gives_each_algorithm_what_it_reads():
   # Of a single algorithm all is given, and refused by the run.
   found = _runs('mixture=0.2', passed_on=['--algorithm=fed_avg'])
   assert found == {'mixture=0.2': ['--algorithm=fed_avg', '--set=mixture=0.2']}
+
+
+@pytest.mark.parametrize(
+  'grid, said',
+  [
+    ('data_set=a/b.csv,a_b.csv', 'share the folder data_set=a_b.csv'),
+    ('data_set=' + 'a' * 300, '309 bytes, and 255 are the most'),
+  ],
+)
+def test_each_run_of_a_sweep_has_a_folder_of_its_own(grid, said):
+  with pytest.raises(OptionError, match=said):
+    _runs(grid)
+  # The same run once more is one.
+  assert list(_runs('seed=0,0')) == ['seed=0']
