@@ -110,12 +110,9 @@ class WheelError(ValueError):
 
 
 def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
-  """Write the relaxed form of a wheel, with the same bytes each time.
+  """Write the relaxed form of a wheel into a folder that exists.
 
-  Args:
-    wheel: The original.
-    package: Its package.
-    folder: An existing folder to write to.
+  It has the same bytes each time.
 
   Returns:
     The name of the written file.

@@ -101,14 +101,6 @@ def _serve_user(
 ) -> None:
   """Make a user's own model, and save it or rank items by it.
 
-  Args:
-    task: The task.
-    trainable: The algorithm.
-    saved: The weights to start from.
-    number: The round of these weights.
-    chosen: The user, and what to do.
-    seed: The run's seed.
-
   Raises:
     OptionError: If there is no such user, or the task cannot do this for it.
   """
@@ -153,15 +145,7 @@ def _conformal(
   level: float,
   seed: int,
 ) -> dict[str, float]:
-  """Calibrate intervals on some clients, and measure them on others.
-
-  Args:
-    known: The clients to calibrate on.
-    measured: The clients to measure.
-    weights: The weights at the server.
-    level: The level of the intervals.
-    seed: The run's seed.
-  """
+  """Calibrate intervals on some clients, and measure them on others."""
   from tff_partial.training import calibration
 
   found = calibration.calibrate(

@@ -96,13 +96,7 @@ def option(
 
 
 def detail(default: Any, text: str, **limits: Any) -> Any:
-  """Make a field of a class of options that has no flag, but `--set`.
-
-  Args:
-    default: The default value.
-    text: Its purpose, for the help.
-    **limits: As for `option`.
-  """
+  """Make a field of a class of options that has no flag, but `--set`."""
   return option(default, text, python_only=True, **limits)
 
 
@@ -229,11 +223,7 @@ class Options:
         )
 
   def argument(self, field: str) -> str:
-    """Return how the command line names one of its own fields.
-
-    Args:
-      field: The name of the field.
-    """
+    """Return how the command line names one of its own fields."""
     (found,) = (c for c in self.own_choices() if c.path == (field,))
     return found.argument
 

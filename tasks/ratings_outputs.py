@@ -46,11 +46,8 @@ def write(config: Config, output: Output) -> None:
   """Write the outputs that the options of a run on ratings request.
 
   An output that the algorithm cannot give, such as items for each user where
-  users have no local part, is left out, and the reason is printed.
-
-  Args:
-    config: The experiment. For another task, nothing is written.
-    output: The folder of the trained run.
+  users have no local part, is left out, and the reason is printed. For a task
+  without ratings nothing is written.
   """
   options = config.task
   if not isinstance(options, RatingsOptions):
@@ -107,12 +104,6 @@ def best(
   number: int,
 ) -> Iterator[_TopNRow]:
   """Rank the items that a user has not rated; fewer if there are not enough.
-
-  Args:
-    task: The task.
-    predictor: Predictor of the user's ratings.
-    user: The user's name.
-    number: Number of items.
 
   Yields:
     Lines of `top_n.csv`, the best item first, with texts that a spreadsheet

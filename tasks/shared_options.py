@@ -196,11 +196,6 @@ class TaskOptions(Options):
   def load(self, data: Data, seed: int, release: Release = Release()) -> Any:
     """Load the data and make the task, a `tasks.task.Task`.
 
-    Args:
-      data: The source of the data.
-      seed: The run's seed.
-      release: How the task makes its noisy release, if it has one.
-
     Raises:
       DataError: If the data are missing or damaged; says where and what to do.
       OptionError: If they cannot be divided as the options require.

@@ -187,13 +187,7 @@ def _run(binary: str, *arguments: str) -> int:
 
 
 def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
-  """Search for the best values of flags.
-
-  Args:
-    search: The options of the search.
-    sweep: The options of the sweep.
-    root: The folder for the runs.
-  """
+  """Search for the best values of flags."""
   for text in sweep.grid:
     name, _, values = text.partition('=')
     raise OptionError(

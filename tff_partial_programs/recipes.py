@@ -30,10 +30,7 @@ def folder() -> pathlib.Path:
 
 
 def path(name: str) -> pathlib.Path:
-  """Return the file of a recipe.
-
-  Args:
-    name: Its name, such as 'demo'.
+  """Return the file of a recipe, such as that of 'demo'.
 
   Raises:
     RecipeError: If there is no recipe of this name.

@@ -9,8 +9,6 @@ def hint(found: Any, known: Iterable[str], prefix: str = '') -> str:
   """Suggest the closest name, after a space; return '' if none is close.
 
   Args:
-    found: The misspelt name.
-    known: The names that exist.
     prefix: The prefix of names on the command line, such as `--`.
   """
   meant = difflib.get_close_matches(str(found), list(known), 1)
@@ -18,11 +16,6 @@ def hint(found: Any, known: Iterable[str], prefix: str = '') -> str:
 
 
 def choose(found: Any, known: Iterable[str]) -> str:
-  """Return the allowed values, and a suggestion of the closest one.
-
-  Args:
-    found: The refused value.
-    known: The allowed values.
-  """
+  """Return the allowed values, and a suggestion of the closest one."""
   known = list(known)
   return f'choose one of {", ".join(known)}.{hint(found, known)}'

@@ -36,11 +36,6 @@ class Trainable:
   ):
     """Build the process.
 
-    Args:
-      config: The experiment.
-      task: Its task, loaded.
-      canaries: Canary clients to hide among those of the task, or None.
-
     Raises:
       UserError: If the run cannot be as private as requested.
     """
@@ -83,9 +78,6 @@ class Trainable:
 
   def saved(self, output_dir: str | os.PathLike[str]) -> programs.Saved:
     """Load what a run of this algorithm saved in its folder.
-
-    Args:
-      output_dir: The folder.
 
     Raises:
       UserError: If nothing is saved there, or only of another run.
@@ -147,9 +139,6 @@ class Trainable:
 
     New users have no row in a table of all users: they reconstruct local
     weights, as in Table 1 of the FedRecon paper.
-
-    Args:
-      clients: The clients to evaluate.
     """
     algorithm, user = self._algorithm, self._user
     if user == tasks_lib.TABLE and not clients.seen:
@@ -187,11 +176,7 @@ class Trainable:
   def evaluation_set(
     self, clients: tasks_lib.EvaluationClients
   ) -> programs.EvaluationSet:
-    """Pack some of the task's clients with their evaluation.
-
-    Args:
-      clients: The clients to evaluate.
-    """
+    """Pack some of the task's clients with their evaluation."""
     evaluation = self.evaluation(clients)
     return programs.EvaluationSet(
       evaluation,

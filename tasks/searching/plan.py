@@ -157,10 +157,6 @@ class Plan:
 def make(search: Search, arguments: Sequence[str]) -> Plan:
   """Plan a search.
 
-  Args:
-    search: The options of the search.
-    arguments: Arguments of every run of `tasks.train`.
-
   Raises:
     OptionError: If the options contradict one another.
   """

@@ -36,9 +36,6 @@ def is_search(folder: pathlib.Path) -> bool:
 def frame(study: Any) -> pd.DataFrame:
   """Return the trials of a search, one row each, by number.
 
-  Args:
-    study: The Optuna study.
-
   Returns:
     Number, state, rounds, the last measured metric, the values of the flags,
     and epsilon if there is one.
@@ -64,9 +61,6 @@ def frame(study: Any) -> pd.DataFrame:
 
 def importances(study: Any) -> list[str]:
   """Describe how much of the metric each flag explains, by Optuna's fANOVA.
-
-  Args:
-    study: The Optuna study.
 
   Returns:
     A line for each flag, the largest share first; or why there is no result.
@@ -106,10 +100,6 @@ def together(costs: Sequence[tuple[float, float]], runs: str) -> str:
 
 def report(folder: pathlib.Path, output: pathlib.Path) -> str:
   """Describe a search, and write `trials.csv` and `search.md`.
-
-  Args:
-    folder: The folder of the sweep.
-    output: Where to write.
 
   Returns:
     The text.

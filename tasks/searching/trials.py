@@ -36,11 +36,7 @@ class _Ended(Exception):
 
 
 def load(root: pathlib.Path, plan: plans.Plan | None = None) -> Any:
-  """Load the study of a folder, or create it for a plan.
-
-  Args:
-    root: The folder of the sweep.
-    plan: The plan of the search; None to load what is there.
+  """Load the study of a folder, or create it for a plan if one is given.
 
   Returns:
     The Optuna study.
@@ -88,11 +84,6 @@ def load(root: pathlib.Path, plan: plans.Plan | None = None) -> Any:
 
 def run(plan: plans.Plan, root: pathlib.Path, train: Train) -> Any:
   """Run the trials that are not done yet.
-
-  Args:
-    plan: The plan of the search.
-    root: The folder of the sweep.
-    train: Trains a run.
 
   Returns:
     The Optuna study, with all trials.

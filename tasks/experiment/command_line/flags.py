@@ -35,9 +35,6 @@ def all_choices(options: Options) -> Iterable[Choice]:
   """Return all choices, including those of tasks that are not chosen.
 
   A flag of several tasks occurs once, with the values that any of them takes.
-
-  Args:
-    options: The options.
   """
   found: dict[str, Choice] = {}
   groups: list[Options] = [options]
@@ -329,9 +326,5 @@ def of_folder(path: Any) -> str:
 
 
 def is_given(name: str) -> bool:
-  """Return True if this process was started with a flag.
-
-  Args:
-    name: The flag.
-  """
+  """Return True if this process was started with a flag."""
   return bool(flags.FLAGS[name].present)

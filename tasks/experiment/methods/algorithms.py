@@ -326,20 +326,12 @@ ALGORITHMS: dict[str, building.Algorithm] = {
 
 
 def readers(flag: str) -> Sequence[str]:
-  """Return the names of the algorithms that read a flag.
-
-  Args:
-    flag: Its name.
-  """
+  """Return the names of the algorithms that read a flag."""
   return [name for name in names() if flag not in unread(name)]
 
 
 def unread(algorithm: str) -> frozenset[str]:
-  """Return the flags that other algorithms read and this one does not.
-
-  Args:
-    algorithm: Its name.
-  """
+  """Return the flags that other algorithms read and this one does not."""
   special = {flag for each in ALGORITHMS.values() for flag in each.reads}
   how = ALGORITHMS[algorithm]
   nothing_personal = () if how.personal else ('personalise_seen',)

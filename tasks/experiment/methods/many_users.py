@@ -96,12 +96,7 @@ def fed_sgd(
 
 
 def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
-  """Build HPFL, or one of its halves.
-
-  Args:
-    drafts: True if clients share drafts of private tables.
-    public: True if they share public components.
-  """
+  """Build HPFL, or one half: drafts of private tables, or public components."""
 
   def build(
     model: models.PartialModel, run: Setting

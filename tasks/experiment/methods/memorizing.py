@@ -40,11 +40,7 @@ def _measuring(run: Setting, measuring: Measuring, user: str) -> dict[str, Any]:
 
 
 def knn_per(trained: building.Algorithm) -> building.Algorithm:
-  """Build kNN-Per with the model of another algorithm.
-
-  Args:
-    trained: The algorithm that trains.
-  """
+  """Build kNN-Per with the model of another algorithm."""
 
   def measure(
     model: models.PartialModel, run: Setting, measuring: Measuring
@@ -68,11 +64,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
 
 
 def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
-  """Build an n-gram cache with the model of another algorithm.
-
-  Args:
-    trained: The algorithm that trains.
-  """
+  """Build an n-gram cache with the model of another algorithm."""
 
   def measure(
     model: models.PartialModel, run: Setting, measuring: Measuring

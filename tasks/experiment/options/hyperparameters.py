@@ -205,10 +205,6 @@ class Hpfl(Options):
   ) -> centers.ClientCenters | centers.Sums:
     """Build the drafts of private tables.
 
-    Args:
-      table_rows: Each table, and its number of rows at each client.
-      join: The aggregation of sums.
-
     Raises:
       OptionError: If there are no tables.
     """
@@ -322,9 +318,6 @@ class Hyperparameters(Options):
 
   def begin_local(self, model: models.PartialModel) -> models.PartialModel:
     """Make the initial values of local weights learnable, if that is chosen.
-
-    Args:
-      model: A task's model.
 
     Raises:
       OptionError: If no weights are local, or their size differs by client.

@@ -85,11 +85,7 @@ class Loop(Options):
       )
 
   def callbacks(self, select: programs.Selection) -> list[callbacks.Callback]:
-    """Return the callback that ends the run early, if there is one.
-
-    Args:
-      select: The metric that chooses the best round.
-    """
+    """Return the callback that ends the run early, if there is one."""
     if self.early_stopping_patience is None:
       return []
     return [

@@ -218,11 +218,8 @@ class Privacy(Options):
   ) -> privacy_plans.PrivacyLedger | None:
     """Plan the run's privacy; return None if it is not private.
 
-    Args:
-      population: The number of training clients.
-      loop: The rounds and cohorts.
-      spent: The privacy that the task spends before the first round.
-      released: The fingerprint of what it releases for that.
+    `spent` is what the task spends before the first round, and `released` the
+    fingerprint of what it releases for that.
 
     Raises:
       UserError: If the plan is impossible; names the nearest possible one.
@@ -261,12 +258,7 @@ class Privacy(Options):
     ledger: privacy_plans.PrivacyLedger,
     canaries: privacy_audit.Canaries | None,
   ) -> composition.Aggregation:
-    """Return how the updates of a private run are aggregated.
-
-    Args:
-      ledger: The run's ledger.
-      canaries: Canary clients for an audit, or None.
-    """
+    """Return how the updates of a private run are aggregated."""
     aggregator: Any = tff_partial.aggregators.MeanFactory()
     postprocess_update: Any = None
     if self.dp == CENTRAL:

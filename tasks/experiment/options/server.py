@@ -121,11 +121,7 @@ class Server(Options):
     return self.optimizer.learning_rate
 
   def aggregation(self, clients_per_round: int) -> composition.Aggregation:
-    """Return how updates are aggregated in a run that is not private.
-
-    Args:
-      clients_per_round: The most clients of a round.
-    """
+    """Return how updates are aggregated in a run that is not private."""
     return tff_partial.Aggregation(
       self._aggregator(clients_per_round), self._weighting()
     )

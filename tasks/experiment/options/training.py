@@ -37,11 +37,7 @@ DECIDING = ('reconstruction_optimizer', 'split')
 
 
 def unread_beside(values: Mapping[str, Any]) -> tuple[str, ...]:
-  """Return the flags that have no use beside some values of DECIDING.
-
-  Args:
-    values: Values by flag name.
-  """
+  """Return the flags that have no use beside some values of DECIDING."""
   of_steps = OF_STEPS if str(values.get(DECIDING[0])).startswith(EXACT) else ()
   has_share = values.get(DECIDING[1], _WITH_SHARE[0]) in _WITH_SHARE
   return (*of_steps, *(() if has_share else ('support_share',)))
@@ -267,11 +263,7 @@ class LocalTraining(Options):
     )
 
   def when_measured(self, phase: phases.Phase) -> phases.Phase:
-    """Adapt the phase that personalises in training to evaluations.
-
-    Args:
-      phase: The phase in training.
-    """
+    """Adapt the phase that personalises in training to evaluations."""
     steps = self.evaluation_reconstruction_steps
     rate = self.evaluation_reconstruction_learning_rate
     changes: dict[str, Any] = {}

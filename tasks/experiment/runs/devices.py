@@ -80,12 +80,7 @@ class Simulation:
   """The simulation of test clients, to compare with."""
 
   def __init__(self, of_run: Served, exported: exports.Exported):
-    """Take what all clients have in common.
-
-    Args:
-      of_run: The parts of the run that devices get.
-      exported: The written export.
-    """
+    """Take what all clients have in common."""
     self._evaluation, self._model, self._weights = of_run
     model = of_run.model
     self._exported = exported
@@ -96,11 +91,7 @@ class Simulation:
     self._predictions = serving.Fields(model.prediction_spec, 'predictions')
 
   def client(self, value: Mapping[str, Any]) -> _Client:
-    """Simulate one client.
-
-    Args:
-      value: Its examples, count and seed.
-    """
+    """Simulate one client."""
     count = min(int(value['count']), self._exported.num_support)
     examples = collections.OrderedDict(
       (
@@ -241,10 +232,6 @@ def table(rows: Mapping[str, _Row]) -> str:
 
 def served(trainable: Trainable, saved: programs.Saved) -> Served:
   """Take from a run the parts that devices get.
-
-  Args:
-    trainable: The algorithm.
-    saved: The trained weights.
 
   Raises:
     OptionError: If its clients also predict with something outside the model.

@@ -31,10 +31,6 @@ def describe(config: Config, output: Output) -> Iterator[str]:
   Data are loaded, and some rounds are trained in memory to time them. What the
   task would release with noise is not drawn.
 
-  Args:
-    config: The experiment.
-    output: Where it would write.
-
   Yields:
     Lines of text.
 

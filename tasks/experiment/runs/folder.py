@@ -63,10 +63,6 @@ class Folder:
   def claim(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
     """Lock the folder, compare the flags with those there, and write them.
 
-    Args:
-      values: The values of the run's flags, by name.
-      may_change: The flags that may differ from those there.
-
     Raises:
       OptionError: If the folder holds a run with other flags, or files that do
         not belong to a run.

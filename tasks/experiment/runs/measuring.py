@@ -23,13 +23,7 @@ def evaluate(
   """Evaluate clients by all metrics of the task.
 
   Args:
-    task: The task.
-    clients: The clients and their evaluation.
-    weights: The weights at the server.
-    seed: The run's seed.
-    client_store: The clients' states.
     has_diverged: True if the run diverged, so that weights need not be finite.
-    server_state: The server's state in addition to weights.
 
   Returns:
     Pooled metrics by name, and under `per_client` their distribution.
@@ -49,15 +43,7 @@ def own_models(
   client_store: client_store_lib.ClientStates | None,
   server_state: Any = None,
 ) -> Iterator[tasks_lib.OwnModel]:
-  """Yield the models that clients are evaluated with, one by one.
-
-  Args:
-    clients: The clients and their evaluation, which may personalise.
-    weights: The weights at the server.
-    seed: The run's seed.
-    client_store: The clients' states.
-    server_state: The server's state in addition to weights.
-  """
+  """Yield the models that clients are evaluated with, one by one."""
   kept, cohort = evaluation_sets.with_memories(clients, seed, client_store)
   ids = clients.clients.client_ids
   for client, own, value in zip(ids, kept, cohort, strict=True):

@@ -60,12 +60,7 @@ def at_start(
 
 
 def is_due(config: Config, folder: Folder | None) -> bool:
-  """Return True if a release is still to be drawn before the first round.
-
-  Args:
-    config: The experiment.
-    folder: The run's folder, or None.
-  """
+  """Return True if a release is still to be drawn before the first round."""
   return _releases(config) and (
     folder is None or folder.read_released() is None
   )

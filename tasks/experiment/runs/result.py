@@ -60,11 +60,7 @@ def _advice(report: Mapping[str, Any]) -> str:
 
 
 def table(report: Mapping[str, Any]) -> str:
-  """Format the pooled metrics of a result as a table, and its privacy.
-
-  Args:
-    report: The content of `result.json`.
-  """
+  """Format the pooled metrics of a result as a table, and its privacy."""
   best = report['best']
   rows = [(f'validation, round {report["rounds"]}', report['validation'])]
   for name, last in report['test'].items():

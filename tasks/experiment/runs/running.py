@@ -91,10 +91,6 @@ def reopened(
 ) -> Iterator[tuple[tasks_lib.Task, Trainable, programs.Saved]]:
   """Load a trained run, whose runtime executes computations in the context.
 
-  Args:
-    config: The experiment.
-    path: The run's folder.
-
   Raises:
     UserError: If the run, its data or what it released is missing or damaged.
   """
@@ -269,16 +265,7 @@ def train_rounds(
   validation: programs.EvaluationSet | None,
   callbacks: Sequence[callbacks_lib.Callback],
 ) -> programs.TrainingResult:
-  """Train the rounds of an experiment.
-
-  Args:
-    config: The experiment.
-    output: Where to write; nowhere without an output folder.
-    trainable: Its algorithm.
-    clients: The training clients.
-    validation: The validation clients, which choose the best round; or None.
-    callbacks: Callbacks for after each round.
-  """
+  """Train the rounds of an experiment."""
   return programs.train(
     trainable.process,
     clients,

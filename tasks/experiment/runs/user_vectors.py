@@ -52,12 +52,7 @@ class Projector:
   """A writer of a run's user vectors for TensorBoard's projector."""
 
   def __init__(self, trainable: Trainable, task: tasks_lib.Task, number: int):
-    """Find where users' vectors are.
-
-    Args:
-      trainable: The algorithm.
-      task: The task.
-      number: The number of users, the first ones of the training clients.
+    """Find where the vectors of the first `number` training users are.
 
     Raises:
       OptionError: If clients have no local weights, or have many users each.
@@ -82,13 +77,7 @@ class Projector:
     folder: str | os.PathLike[str],
     seed: int,
   ) -> None:
-    """Write vectors and names where TensorBoard finds them.
-
-    Args:
-      trained: The result of training.
-      folder: The run's folder.
-      seed: The run's seed.
-    """
+    """Write vectors and names where TensorBoard finds them."""
     vectors = self._vectors(trained, seed)
     numbers = sum(row.size for row in vectors.values())
     if not vectors or numbers > _MOST_NUMBERS:
