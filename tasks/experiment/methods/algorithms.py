@@ -20,20 +20,27 @@ _PERSONAL = LocalTraining.of_personal
 _GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
 
 
-def _partly_local(name: str, **phase_of: Any) -> building.Algorithm:
-  """Adapt a builder that takes phases, and its evaluation by kept weights."""
+def _kept(name: str, build: building.Build, **said: Any) -> building.Algorithm:
+  """Adapt an algorithm that is evaluated by what its clients keep of it."""
   return building.Algorithm(
-    building.trained_by(f'build_{name}', **phase_of),
+    build,
     building.measured_by(f'build_{name}_eval'),
-    user=tasks_lib.OWN,
     personal=_PERSONAL,
+    **said,
   )
 
 
-_LOCAL_ONLY = building.Algorithm(
-  building.alone(_PERSONAL),
-  building.measured_by('build_local_only_eval'),
-  personal=_PERSONAL,
+def _partly_local(name: str, **phase_of: Any) -> building.Algorithm:
+  """Adapt a builder that takes phases, and its evaluation by kept weights."""
+  build = building.trained_by(f'build_{name}', **phase_of)
+  return _kept(name, build, user=tasks_lib.OWN)
+
+
+_LOCAL_ONLY = _kept(
+  'local_only',
+  building.trained_by(
+    'build_local_only', server=building.nothing, training=_PERSONAL
+  ),
   why_not_private='clients send nothing, so nothing needs noise. Leave '
   '--target_epsilon and --noise_multiplier out.',
   ignores=(*building.JOINING, *building.UPDATING),
@@ -55,20 +62,18 @@ _FED_ALS_PRIVATE = building.Algorithm(
   always_personalises=True,
   ignores=(*building.JOINING, *building.TRAINING),
 )
-_FED_PROTO = building.Algorithm(
+_FED_PROTO = _kept(
+  'fed_proto',
   building.fed_proto,
-  building.measured_by('build_fed_proto_eval'),
   user=tasks_lib.FEATURES,
-  personal=_PERSONAL,
   why_not_private='its clients send the mean features of each class, which '
   'no noise covers. Use fed_per or fed_avg for a private run.',
   ignores=building.JOINING,
   reads=('penalty',),
 )
-_PER_FED_AVG = building.Algorithm(
+_PER_FED_AVG = _kept(
+  'per_fed_avg',
   building.per_fed_avg(hessian_free=False),
-  building.measured_by('build_per_fed_avg_eval'),
-  personal=_PERSONAL,
   always_personalises=True,
 )
 _FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
@@ -109,18 +114,16 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'fed_recon_knn_per': memorizing.knn_per(_FED_RECON),
   'fed_recon_cache': memorizing.ngram_cache(_FED_RECON),
-  'fed_rap': building.Algorithm(
-    building.fed_rap,
-    building.measured_by('build_fed_rap_eval'),
+  'fed_rap': _kept(
+    'fed_rap',
+    building.trained_by('build_fed_rap', building.of_fed_rap, training=_BOTH),
     user=tasks_lib.ADDITIVE,
-    personal=_PERSONAL,
     reads=('view_difference', 'view_sparsity'),
   ),
-  'furl': building.Algorithm(
-    building.furl,
-    building.measured_by('build_furl_eval'),
+  'furl': _kept(
+    'furl',
+    building.trained_by('build_furl', building.of_furl, training=_BOTH),
     user=tasks_lib.OWN,
-    personal=_PERSONAL,
     leaks=building.furl_leaks,
     reads=('private_rule',),
   ),
@@ -150,41 +153,52 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'lg_fed_avg': _partly_local('lg_fed_avg', training=_BOTH),
   'fed_alt': _partly_local('fed_alt', personal=_PERSONAL, shared=_GLOBAL),
   'fed_rep': _partly_local('fed_rep', head=_PERSONAL, representation=_GLOBAL),
-  'fed_babu': building.Algorithm(
+  'fed_babu': _kept(
+    'fed_babu',
     building.trained_by('build_fed_babu', training=_GLOBAL),
-    building.measured_by('build_fed_babu_eval'),
     user=tasks_lib.OWN,
-    personal=_PERSONAL,
     always_personalises=True,
   ),
   'ditto': building.Algorithm(
     building.trained_by(
       'build_ditto',
-      has_penalty=True,
+      building.PENALTY,
       training=_GLOBAL,
       personal=_PERSONAL,
     ),
-    building.held_by('build_ditto_eval'),
+    building.measured_by('build_ditto_eval', building.PENALTY),
     personal=_PERSONAL,
     reads=('penalty',),
   ),
   'p_fed_me': building.Algorithm(
-    building.p_fed_me,
-    building.held_by('build_p_fed_me_eval'),
+    building.trained_by(
+      'build_p_fed_me',
+      building.of_p_fed_me,
+      building.aggregating,
+      personal=LocalTraining.of_personal_repeated,
+    ),
+    building.measured_by('build_p_fed_me_eval', building.PENALTY),
     personal=LocalTraining.of_personal_repeated,
     always_personalises=True,
     reads=('penalty', 'repeats'),
     ignores=(*building.STEPPING, 'update_optimizer'),
   ),
   'scaffold': building.Algorithm(
-    building.scaffold,
+    building.trained_by(
+      'build_scaffold', building.of_scaffold, training=_GLOBAL
+    ),
     _FOR_ALL,
     counts_clients=True,
     why_not_private='its clients send control variates beside their updates, '
     'which no noise covers. Use fed_prox or fed_avg for a private run.',
   ),
   'fed_dyn': building.Algorithm(
-    building.fed_dyn,
+    building.trained_by(
+      'build_fed_dyn',
+      building.of_fed_dyn,
+      building.aggregating,
+      training=_GLOBAL,
+    ),
     _FOR_ALL,
     counts_clients=True,
     reads=('penalty',),
@@ -196,56 +210,56 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'moon': building.Algorithm(
     building.trained_by(
-      'build_moon', has_penalty=True, has_features=True, training=_GLOBAL
+      'build_moon', building.penalty_and_features, training=_GLOBAL
     ),
     _FOR_ALL,
     user=tasks_lib.FEATURES,
     reads=('penalty',),
   ),
   'mr_mtl': building.Algorithm(
-    building.trained_by('build_mr_mtl', has_penalty=True, training=_GLOBAL),
-    building.held_by('build_mr_mtl_eval'),
+    building.trained_by('build_mr_mtl', building.PENALTY, training=_GLOBAL),
+    building.measured_by('build_mr_mtl_eval', building.PENALTY),
     personal=_PERSONAL,
     reads=('penalty',),
   ),
-  'pp_sgd': building.Algorithm(
+  'pp_sgd': _kept(
+    'pp_sgd',
     building.trained_by('build_pp_sgd', training=_BOTH),
-    building.measured_by('build_pp_sgd_eval'),
-    personal=_PERSONAL,
   ),
-  'fed_ala': building.Algorithm(
+  'fed_ala': _kept(
+    'fed_ala',
     building.trained_by(
       'build_fed_ala', adaptation=_PERSONAL, training=_GLOBAL
     ),
-    building.measured_by('build_fed_ala_eval'),
-    personal=_PERSONAL,
   ),
   'ifca': building.Algorithm(
     sub_populations.ifca,
-    sub_populations.supported_by('build_ifca_eval'),
+    building.supported_by('build_ifca_eval'),
     user=tasks_lib.GROUPS,
   ),
   'fed_em': building.Algorithm(
     building.trained_by('build_fed_em', training=_GLOBAL),
-    sub_populations.supported_by('build_fed_em_eval'),
+    building.supported_by('build_fed_em_eval'),
     user=tasks_lib.GROUPS,
     has_memory=True,
   ),
   'apfl': building.Algorithm(
-    building.apfl,
-    lambda model, run, measuring: building.builder('build_apfl_eval')(
-      model, **run.hyperparameters.mixture_arguments, **measuring
+    building.trained_by(
+      'build_apfl',
+      building.MIXTURE,
+      training=_GLOBAL,
+      personal=LocalTraining.of_personal_as_global,
     ),
+    building.measured_by('build_apfl_eval', building.MIXTURE),
     personal=_PERSONAL,
     reads=('mixture', 'mixture_learning_rate'),
   ),
-  'fed_dbe': building.Algorithm(
+  'fed_dbe': _kept(
+    'fed_dbe',
     building.trained_by(
-      'build_fed_dbe', has_penalty=True, has_features=True, training=_BOTH
+      'build_fed_dbe', building.penalty_and_features, training=_BOTH
     ),
-    building.measured_by('build_fed_dbe_eval'),
     user=tasks_lib.SHIFTED,
-    personal=_PERSONAL,
     why_not_private='its clients send the mean of their features, which no '
     'noise covers. Use fed_per or fed_avg for a private run.',
     reads=('penalty',),
@@ -259,7 +273,11 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'local_only': _LOCAL_ONLY,
   'distributed': dataclasses.replace(
     _LOCAL_ONLY,
-    build=building.alone(LocalTraining.of_own_model),
+    build=building.trained_by(
+      'build_local_only',
+      server=building.nothing,
+      training=LocalTraining.of_own_model,
+    ),
     user=tasks_lib.OWN,
     personal=LocalTraining.of_own_model,
     ignores=building.JOINING,
@@ -283,38 +301,48 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_prox': building.Algorithm(
     many_users.fed_prox, _FOR_ALL, reads=('penalty',)
   ),
-  'fed_att': building.Algorithm(
+  'fed_att': _kept(
+    'fed_att',
     building.fed_att,
-    building.measured_by('build_fed_att_eval'),
     user=tasks_lib.OWN,
-    personal=_PERSONAL,
     ignores=building.STEPPING,
   ),
-  'fed_noise': building.Algorithm(
-    building.fed_noise,
-    building.measured_by('build_fed_noise_eval'),
+  'fed_noise': _kept(
+    'fed_noise',
+    building.trained_by(
+      'build_fed_noise', building.of_fed_noise, training=_BOTH
+    ),
     user=tasks_lib.OWN,
-    personal=_PERSONAL,
     why_not_private='its clients add noise of their own, which no ledger '
     'counts. Use fed_avg with --dp=local for a run that is accounted for.',
     adds_noise=True,
     reads=('laplace_clip',),
   ),
   'fed_adam': building.Algorithm(
-    building.adaptive('build_fed_adam'),
+    building.trained_by(
+      'build_fed_adam',
+      building.adaptive,
+      building.aggregating,
+      training=_GLOBAL,
+    ),
     _FOR_ALL,
     ignores=building.STEPPING,
     reads=('tau', 'adaptive_rule'),
   ),
   'fed_yogi': building.Algorithm(
-    building.adaptive('build_fed_yogi'),
+    building.trained_by(
+      'build_fed_yogi',
+      building.adaptive,
+      building.aggregating,
+      training=_GLOBAL,
+    ),
     _FOR_ALL,
     ignores=building.STEPPING,
     reads=('tau', 'adaptive_rule'),
   ),
   'centralized': building.Algorithm(
-    lambda model, run: building.builder('build_centralized')(
-      model, training=run.local.of_global()
+    building.trained_by(
+      'build_centralized', server=building.nothing, training=_GLOBAL
     ),
     _FOR_ALL,
     is_central=True,

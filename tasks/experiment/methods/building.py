@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import importlib
+import operator
 from typing import Any, TYPE_CHECKING, TypeAlias, TypedDict
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods.setting import Setting
 from tasks.experiment.options.hyperparameters import Hyperparameters
+from tasks.experiment.options.hyperparameters import KEEP
 from tasks.experiment.options.hyperparameters import SCALED
 from tasks.experiment.options.privacy import LOCAL
 from tasks.experiment.options.server import Server
@@ -56,6 +58,13 @@ Build: TypeAlias = (
 Measure: TypeAlias = (
   'Callable[[models.PartialModel, Setting, Measuring], Evaluation]'
 )
+
+# Arguments of a builder, by name.
+Arguments: TypeAlias = Mapping[str, Any]
+
+# The size of a penalty, if one is given; and the arguments of APFL.
+PENALTY = operator.attrgetter('hyperparameters.penalty_argument')
+MIXTURE = operator.attrgetter('hyperparameters.mixture_arguments')
 
 
 class Measuring(TypedDict, total=False):
@@ -114,29 +123,6 @@ class Algorithm:
   leaks: Callable[[Hyperparameters], Iterator[Leak]] = lambda _: iter(())
 
 
-def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_furl(
-    model,
-    training=run.local.of_both(),
-    private_rule=run.hyperparameters.private_statistic,
-    **run.server_arguments(),
-  )
-
-
-def fed_rap(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_fed_rap(
-    model,
-    shared='item/embeddings',
-    own='user_item/embeddings',
-    difference=run.hyperparameters.view_difference,
-    sparsity=run.hyperparameters.view_sparsity,
-    training=run.local.of_both(),
-    **run.server_arguments(),
-  )
-
-
 def furl_leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
   if hyperparameters.private_rule == SCALED:
     yield Leak(
@@ -157,57 +143,9 @@ def fed_att(
     )
   return builder('build_fed_att')(
     model,
-    step_size=run.server.learning_rate,
+    step_size=run.server.optimizer.learning_rate,
     training=run.local.of_both(),
     aggregation=run.aggregation(),
-  )
-
-
-def fed_noise(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return builder('build_fed_noise')(
-    model,
-    noise=tff_partial.dp.local_noise.LaplaceNoise(
-      run.hyperparameters.laplace_clip, 0.01
-    ),
-    training=run.local.of_both(),
-    **run.server_arguments(),
-  )
-
-
-def alone(training: Callable[[LocalTraining], phases.Phase]) -> Build:
-  """Adapt local training, which sends nothing.
-
-  Args:
-    training: Reads the flags of a client's training.
-  """
-  return lambda model, run: builder('build_local_only')(
-    model, training=training(run.local)
-  )
-
-
-def scaffold(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return builder('build_scaffold')(
-    model,
-    num_clients=run.num_clients,
-    learning_rate=run.local.update.learning_rate,
-    training=run.local.of_global(),
-    **run.server_arguments(),
-  )
-
-
-def fed_dyn(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return builder('build_fed_dyn')(
-    model,
-    participation=1.0 - run.memory,
-    training=run.local.of_global(),
-    aggregation=run.aggregation(),
-    **dict[str, Any](run.hyperparameters.penalty_argument),
   )
 
 
@@ -217,16 +155,6 @@ def per_fed_avg(hessian_free: bool) -> Build:
     adaptation_rate=run.local.reconstruction.learning_rate,
     hessian_free=hessian_free,
     training=run.local.of_global(),
-    **run.server_arguments(),
-  )
-
-
-def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_apfl(
-    model,
-    training=run.local.of_global(),
-    personal=run.local.of_personal_as_global(),
-    **run.hyperparameters.mixture_arguments,
     **run.server_arguments(),
   )
 
@@ -263,75 +191,117 @@ def _class_features(model: models.PartialModel) -> dict[str, Any]:
   }
 
 
-def p_fed_me(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_p_fed_me(
-    model,
-    personal=run.local.of_personal_repeated(),
-    learning_rate=run.local.update.learning_rate,
-    mixing=run.server.learning_rate,
-    **run.hyperparameters.penalty_argument,
-    aggregation=run.aggregation(),
-  )
+def of_furl(run: Setting) -> Arguments:
+  rule = run.hyperparameters.private_rule
+  scaled = tff_partial.client_statistics.SCALED_BY_SHARE
+  return {'private_rule': None if rule == KEEP else scaled}
 
 
-def measured_by(name: str) -> Measure:
+def of_fed_rap(run: Setting) -> Arguments:
+  return {
+    'shared': 'item/embeddings',
+    'own': 'user_item/embeddings',
+    'difference': run.hyperparameters.view_difference,
+    'sparsity': run.hyperparameters.view_sparsity,
+  }
+
+
+def of_fed_noise(run: Setting) -> Arguments:
+  clip = run.hyperparameters.laplace_clip
+  return {'noise': tff_partial.dp.local_noise.LaplaceNoise(clip, 0.01)}
+
+
+def of_scaffold(run: Setting) -> Arguments:
+  return {
+    'num_clients': run.num_clients,
+    'learning_rate': run.local.update.learning_rate,
+  }
+
+
+def of_fed_dyn(run: Setting) -> Arguments:
+  return {'participation': 1.0 - run.memory, **PENALTY(run)}
+
+
+def of_p_fed_me(run: Setting) -> Arguments:
+  return {
+    'learning_rate': run.local.update.learning_rate,
+    'mixing': run.server.optimizer.learning_rate,
+    **PENALTY(run),
+  }
+
+
+def adaptive(run: Setting) -> Arguments:
+  """Return the arguments of FedAdam and FedYogi."""
+  return {
+    'learning_rate': run.server.optimizer.learning_rate,
+    'tau': run.hyperparameters.tau,
+    'rule': run.hyperparameters.adaptive_rule,
+  }
+
+
+def penalty_and_features(run: Setting) -> Arguments:
+  return {**PENALTY(run), 'features': _features}
+
+
+def nothing(run: Setting) -> Arguments:
+  """Return no arguments."""
+  del run
+  return {}
+
+
+def aggregating(run: Setting) -> Arguments:
+  """Return how updates are aggregated, for what prescribes the optimizer."""
+  return {'aggregation': run.aggregation()}
+
+
+def measured_by(
+  name: str, given: Callable[[Setting], Arguments] = nothing
+) -> Measure:
   """Adapt a builder of evaluations.
 
   Args:
     name: The builder's name.
+    given: Returns further arguments.
   """
-  return lambda model, run, measuring: builder(name)(model, **measuring)
+  return lambda model, run, measuring: builder(name)(
+    model, **given(run), **measuring
+  )
 
 
-def held_by(name: str) -> Measure:
-  """Adapt a builder of evaluations with a penalty for leaving the global model.
+def supported_by(
+  name: str, given: Callable[[Setting], Arguments] = nothing
+) -> Measure:
+  """Adapt a builder of evaluations whose clients train nothing before.
 
   Args:
     name: The builder's name.
+    given: Returns further arguments.
   """
   return lambda model, run, measuring: builder(name)(
-    model, **run.hyperparameters.penalty_argument, **measuring
+    model,
+    split=measuring.get('split') or run.local.split_when_measured(),
+    **given(run),
   )
 
 
 def trained_by(
   name: str,
-  *,
-  has_penalty: bool = False,
-  has_features: bool = False,
+  given: Callable[[Setting], Arguments] = nothing,
+  server: Callable[[Setting], Arguments] = Setting.server_arguments,
   **phase_of: Callable[[LocalTraining], phases.Phase],
 ) -> Build:
-  """Adapt a builder that takes phases and aggregation arguments.
+  """Adapt a builder that takes phases.
 
   Args:
     name: The builder's name.
-    has_penalty: True if it takes the size of a penalty.
-    has_features: True if it takes a function to the features among outputs.
+    given: Returns further arguments.
+    server: Returns the arguments about the server.
     **phase_of: Name of each phase that it takes, and the function that reads
       the phase's flags.
   """
   return lambda model, run: builder(name)(
     model,
     **{phase: read(run.local) for phase, read in phase_of.items()},
-    **(run.hyperparameters.penalty_argument if has_penalty else {}),
-    **({'features': _features} if has_features else {}),
-    **run.server_arguments(),
-  )
-
-
-def adaptive(name: str) -> Build:
-  """Adapt a builder that prescribes the server's optimizer except its rate.
-
-  Args:
-    name: The builder's name.
-  """
-  return lambda model, run: builder(name)(
-    model,
-    training=run.local.of_global(),
-    learning_rate=run.server.learning_rate,
-    tau=run.hyperparameters.tau,
-    rule=run.hyperparameters.adaptive_rule,
-    aggregation=run.aggregation(),
+    **given(run),
+    **server(run),
   )

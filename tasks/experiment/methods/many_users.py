@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
-from tasks.experiment.methods.building import Measuring
 from tasks.experiment.methods.setting import Setting
+from tasks.experiment.options.hyperparameters import Hpfl
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.training import LocalTraining
 from tasks.options import Leak
@@ -20,20 +20,10 @@ import tff_partial
 
 if TYPE_CHECKING:
   from tff_partial import processes
-  from tff_partial.evaluation import Evaluation
   from tff_partial.model import models
 
 # mu of FedProx, the default of `build_fed_prox`.
 _FED_PROX_PENALTY = 0.1
-# Flags of HPFL's drafts.
-_OF_DRAFTS = (
-  'hpfl_drafts',
-  'hpfl_rows_per_center',
-  'hpfl_num_centers',
-  'hpfl_init',
-  'hpfl_max_iterations',
-  'hpfl_center_weighting',
-)
 
 
 def _keeps_tables(model: models.PartialModel, run: Setting) -> bool:
@@ -122,23 +112,18 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       aggregation=aggregation,
     )
 
-  def measure(
-    model: models.PartialModel, run: Setting, measuring: Measuring
-  ) -> Evaluation:
-    return tff_partial.algorithms.build_hpfl_eval(
-      model, attributes=run.item_attributes, **measuring
-    )
-
   def leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
     if drafts:
       yield from hyperparameters.hpfl.leaks()
 
   return building.Algorithm(
     build,
-    measure,
+    building.measured_by(
+      'build_hpfl_eval', lambda run: {'attributes': run.item_attributes}
+    ),
     user=tasks_lib.OWN,
     personal=LocalTraining.of_own_model,
     leaks=leaks,
     ignores=building.JOINING,
-    reads=_OF_DRAFTS if drafts else (),
+    reads=tuple(Hpfl().flags()) if drafts else (),
   )

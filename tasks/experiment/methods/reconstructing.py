@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tasks.errors import OptionError
+from tasks.experiment.methods import building
 from tasks.experiment.methods.building import Measuring
 from tasks.experiment.methods.setting import Setting
 import tff_partial
@@ -98,12 +99,7 @@ dp_als = _noisy_als('build_dp_als')
 fed_als_private = _noisy_als('build_fed_als_private')
 
 
-def fed_als_eval(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  return tff_partial.algorithms.build_fed_als_eval(
-    model, split=measuring.get('split') or run.local.split_when_measured()
-  )
+fed_als_eval = building.supported_by('build_fed_als_eval')
 
 
 def solving(_: LocalTraining) -> phases.Phase:
@@ -119,11 +115,7 @@ def fed_ials(
   )
 
 
-def fed_ials_eval(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  return tff_partial.algorithms.build_fed_ials_eval(
-    model,
-    weighting=run.hyperparameters.weighting,
-    split=measuring.get('split') or run.local.split_when_measured(),
-  )
+fed_ials_eval = building.supported_by(
+  'build_fed_ials_eval',
+  lambda run: {'weighting': run.hyperparameters.weighting},
+)

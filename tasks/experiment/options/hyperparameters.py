@@ -351,12 +351,3 @@ class Hyperparameters(Options):
       'mixture': self.mixture,
       'mixture_learning_rate': self.mixture_learning_rate,
     }
-
-  @property
-  def private_statistic(self) -> client_statistics.Statistic | None:
-    """The statistic that scales what clients of FURL keep; None for none."""
-    return (
-      None
-      if self.private_rule == KEEP
-      else tff_partial.client_statistics.SCALED_BY_SHARE
-    )

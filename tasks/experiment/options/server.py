@@ -115,11 +115,6 @@ class Server(Options):
         'Use --clip instead.',
       )
 
-  @property
-  def learning_rate(self) -> float:
-    """The server's learning rate, for algorithms that prescribe the rest."""
-    return self.optimizer.learning_rate
-
   def aggregation(self, clients_per_round: int) -> composition.Aggregation:
     """Return how updates are aggregated in a run that is not private."""
     return tff_partial.Aggregation(
@@ -175,6 +170,6 @@ class Server(Options):
 
     def falling(round_number: tf.Tensor) -> tf.Tensor:
       done = tf.cast(round_number, tf.float32) / self.server_decay_rounds
-      return self.learning_rate * tf.maximum(1.0 - done, 0.0)
+      return self.optimizer.learning_rate * tf.maximum(1.0 - done, 0.0)
 
     return tff.learning.optimizers.schedule_learning_rate(optimizer, falling)
