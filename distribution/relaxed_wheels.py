@@ -14,7 +14,6 @@ python -m distribution.relaxed_wheels dist
 import argparse
 import base64
 from collections.abc import Sequence
-import dataclasses
 import email
 import email.message
 import hashlib
@@ -38,78 +37,58 @@ All other files are those of the original wheel, under its licence.
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Package:
-  """A package of the lock, and what its code really needs.
-
-  Attributes:
-    name: Its name in the lock.
-    requires: Requirements that replace those of its metadata.
-  """
-
-  name: str
-  requires: tuple[str, ...]
-
-
-PACKAGES = (
-  Package(
-    'tensorflow-federated',
-    (
-      'absl-py>=1.0',
-      'attrs>=23.1',
-      'cachetools>=5.3',
-      'dm-tree>=0.1.8',
-      f'dp-accounting==0.4.3+{_LABEL}',
-      'googleapis-common-protos>=1.61',
-      'grpcio>=1.46',
-      'ml-dtypes>=0.2',
-      'numpy>=1.25',
-      'portpicker>=1.6',
-      'protobuf>=4.25',
-      'scipy>=1.9.3',
-      'setuptools<81',
-      # Earlier ones require TFF's own pins: JAX 0.4, Keras 2.14 and others.
-      'tensorflow>=2.16',
-      'tf-keras>=2.16',
-      f'tensorflow-privacy==0.9.0+{_LABEL}',
-      'tqdm>=4.64',
-      'typing-extensions>=4.5',
-    ),
+# For each package of the lock, the requirements that replace those of its
+# metadata: what its code really needs.
+PACKAGES: dict[str, tuple[str, ...]] = {
+  'tensorflow-federated': (
+    'absl-py>=1.0',
+    'attrs>=23.1',
+    'cachetools>=5.3',
+    'dm-tree>=0.1.8',
+    f'dp-accounting==0.4.3+{_LABEL}',
+    'googleapis-common-protos>=1.61',
+    'grpcio>=1.46',
+    'ml-dtypes>=0.2',
+    'numpy>=1.25',
+    'portpicker>=1.6',
+    'protobuf>=4.25',
+    'scipy>=1.9.3',
+    'setuptools<81',
+    # Earlier ones require TFF's own pins: JAX 0.4, Keras 2.14 and others.
+    'tensorflow>=2.16',
+    'tf-keras>=2.16',
+    f'tensorflow-privacy==0.9.0+{_LABEL}',
+    'tqdm>=4.64',
+    'typing-extensions>=4.5',
   ),
-  Package(
-    'tensorflow-privacy',
-    (
-      'absl-py>=1.0',
-      f'dp-accounting==0.4.3+{_LABEL}',
-      'dm-tree>=0.1.8',
-      'numpy>=1.21',
-      'packaging>=22',
-      'scikit-learn>=1.0',
-      'scipy>=1.9',
-      'tensorflow>=2.16',
-      'tensorflow-probability>=0.22',
-      'tf-keras>=2.16',
-    ),
+  'tensorflow-privacy': (
+    'absl-py>=1.0',
+    f'dp-accounting==0.4.3+{_LABEL}',
+    'dm-tree>=0.1.8',
+    'numpy>=1.21',
+    'packaging>=22',
+    'scikit-learn>=1.0',
+    'scipy>=1.9',
+    'tensorflow>=2.16',
+    'tensorflow-probability>=0.22',
+    'tf-keras>=2.16',
   ),
-  Package(
-    'dp-accounting',
-    (
-      'absl-py>=1.0',
-      'attrs>=22',
-      'dm-tree>=0.1.8',
-      'mpmath>=1.2',
-      'numpy>=1.21',
-      'scipy>=1.7',
-    ),
+  'dp-accounting': (
+    'absl-py>=1.0',
+    'attrs>=22',
+    'dm-tree>=0.1.8',
+    'mpmath>=1.2',
+    'numpy>=1.21',
+    'scipy>=1.7',
   ),
-)
+}
 
 
 class WheelError(ValueError):
   """Raised for a wheel or a lock that is not as expected."""
 
 
-def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
+def relax(wheel: pathlib.Path, package: str, folder: pathlib.Path) -> str:
   """Write the relaxed form of a wheel into a folder that exists.
 
   It has the same bytes each time.
@@ -121,8 +100,8 @@ def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
     WheelError: If the file is not a wheel of that package.
   """
   stem, version = wheel.name.split('-')[:2]
-  if stem.replace('_', '-').lower() != package.name:
-    raise WheelError(f'{wheel}: is not a wheel of {package.name}.')
+  if stem.replace('_', '-').lower() != package:
+    raise WheelError(f'{wheel}: is not a wheel of {package}.')
   relaxed = f'{version}+{_LABEL}'
   info, new_info = (f'{stem}-{x}.dist-info' for x in (version, relaxed))
   files: dict[str, bytes] = {}
@@ -144,7 +123,7 @@ def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
     files[_WORKER] = b''
     worker = f'; {_WORKER} is empty'
   files[f'{new_info}/NOTICE.relaxed.txt'] = _NOTICE.format(
-    name=package.name, version=version, worker=worker
+    name=package, version=version, worker=worker
   ).encode()
   files[f'{new_info}/RECORD'] = _record(files, f'{new_info}/RECORD')
   name = f'{stem}-{relaxed}-py3-none-any.whl'
@@ -160,14 +139,14 @@ def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
   return name
 
 
-def _metadata(metadata: bytes, version: str, package: Package) -> bytes:
+def _metadata(metadata: bytes, version: str, package: str) -> bytes:
   """Replace version and requirements, and nothing else."""
   message = email.message_from_bytes(metadata)
   for name in ('Version', 'Requires-Python', 'Requires-Dist', 'Provides-Extra'):
     del message[name]
   message['Version'] = version
   message['Requires-Python'] = _PYTHONS
-  for requirement in package.requires:
+  for requirement in PACKAGES[package]:
     message['Requires-Dist'] = requirement
   return message.as_bytes(policy=message.policy.clone(max_line_length=None))
 
@@ -181,19 +160,19 @@ def _record(files: dict[str, bytes], own_name: str) -> bytes:
   return '\n'.join([*lines, f'{own_name},,', '']).encode()
 
 
-def locked(lock: str, package: Package) -> str:
+def locked(lock: str, package: str) -> str:
   """Return a package's lines of the lock: its version, and its hashes.
 
   Raises:
     WheelError: If it is not in the lock.
   """
   found = re.search(
-    rf'^{re.escape(package.name)}==\S+ \\\n(?: +--hash=\S+(?: \\)?\n)+',
+    rf'^{re.escape(package)}==\S+ \\\n(?: +--hash=\S+(?: \\)?\n)+',
     lock,
     re.MULTILINE,
   )
   if found is None:
-    raise WheelError(f'{_LOCK}: has no {package.name}.')
+    raise WheelError(f'{_LOCK}: has no {package}.')
   return found.group()
 
 
@@ -227,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
       _download(_LOCK.read_text('utf-8'), originals)
       for package in PACKAGES:
-        (wheel,) = originals.glob(f'{package.name.replace("-", "_")}-*.whl')
+        (wheel,) = originals.glob(f'{package.replace("-", "_")}-*.whl')
         sys.stdout.write(f'{folder / relax(wheel, package, folder)}\n')
     except (WheelError, subprocess.CalledProcessError) as error:
       sys.stderr.write(f'error: {error}\n')
