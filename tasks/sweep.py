@@ -149,7 +149,8 @@ def planned(
       arguments = command_line.expand([*arguments, *passed_on, *own.values()])
       runs.append((recipe, setting, own, arguments))
   chosen = {command_line.algorithm_of(arguments) for *_, arguments in runs}
-  todo, said = {}, {}
+  todo: dict[str, list[str]] = {}
+  said: dict[str, Any] = {}
   for recipe, setting, own, arguments in runs:
     if len(chosen) > 1:
       algorithm = command_line.algorithm_of(arguments)

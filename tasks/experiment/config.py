@@ -12,7 +12,6 @@ from tasks.emnist.options import EmnistOptions
 from tasks.errors import OptionError
 from tasks.experiment.methods import algorithms
 from tasks.experiment.methods import building
-from tasks.experiment.options import privacy as privacy_lib
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.loop import Loop
 from tasks.experiment.options.privacy import Privacy
@@ -166,7 +165,11 @@ class Config(Options):
     """
     super().__post_init__()
     if self.privacy.is_on:
-      privacy_lib.refuse(self.leaks())
+      for leak in self.leaks():
+        raise OptionError(
+          f'--{leak.flag}={leak.value}: {leak.why}, which is not covered by '
+          f'--target_epsilon and --noise_multiplier. {leak.remedy}'
+        )
       reason = self.how.why_not_private
       if reason is not None:
         raise OptionError(f'--algorithm={self.algorithm}: {reason}')

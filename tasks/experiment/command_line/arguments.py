@@ -32,23 +32,10 @@ def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
   Raises:
     OptionError: If there is no such recipe or flag, or a value is impossible.
   """
-  return parse(recipe_flags(recipe)).with_flags(changes)
-
-
-def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
-  """Read the flags of a recipe.
-
-  Args:
-    recipe: The file; or the name of one in `tasks/recipes`.
-
-  Raises:
-    OptionError: If there is no such recipe.
-  """
   path = pathlib.Path(recipe)
   try:
-    return list(
-      recipes.flags_of(path if path.suffix else recipes.path(str(recipe)))
-    )
+    given = recipes.flags_of(path if path.suffix else recipes.path(str(recipe)))
+    return parse(list(given)).with_flags(changes)
   except recipes.RecipeError as error:
     raise OptionError(str(error)) from None
 

@@ -141,10 +141,6 @@ def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
     'flag_values': flag_values,
     'module_name': choice.title,
   }
-  text = _text(choice)
-  if said.choices is not None:
-    flags.DEFINE(_OneOf(said.choices), choice.flag, default, text, **where)
-    return
   makers: dict[Any, Any] = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
@@ -154,21 +150,7 @@ def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
     else flags.DEFINE_list,
   }
   make = makers.get(choice.kind, flags.DEFINE_string)
-  make(choice.flag, default, text, **where)
-
-
-class _OneOf(flags.EnumParser):
-  """An enum parser that suggests the closest value for a mistyped one."""
-
-  def parse(self, argument: str) -> str:
-    """Return the value.
-
-    Raises:
-      ValueError: If it is not one of the enum's values.
-    """
-    if argument not in self.enum_values:
-      raise ValueError(spelling.choose(argument, self.enum_values))
-    return argument
+  make(choice.flag, default, _text(choice), **where)
 
 
 def read(
@@ -313,9 +295,11 @@ def _whole_numbers(choice: Choice, text: str) -> tuple[int, ...]:
 
 def of_folder(path: Any) -> str:
   """Return the flag that names the folder of a path; 'folder' if none does."""
-  place = pathlib.PurePath(path) if isinstance(path, str) else None
   named, longest = 'folder', 0
-  for name in flags.FLAGS if place else ():
+  if not isinstance(path, str):
+    return named
+  place = pathlib.PurePath(path)
+  for name in flags.FLAGS:
     value = flags.FLAGS[name].value if name.endswith('_dir') else None
     for given in [value] if isinstance(value, str) else value or ():
       folder = pathlib.PurePath(given)

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, TYPE_CHECKING
 from tasks.errors import OptionError
 from tasks.experiment.options.loop import Loop
 from tasks.options import detail
-from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
 from tasks.shared_options import Release
@@ -37,21 +36,8 @@ _TRUSTED = {
   LOCAL: 'this program, which draws the noise of all clients, and who can read '
   'the checkpoints; on real devices each client alone',
 }
-# A run is private with one of the first two flags; the others need one of them.
+# A run is private with one of these flags; the others need one of them.
 _GOAL = ('target_epsilon', 'noise_multiplier')
-_OTHERS = (
-  'delta',
-  'clip',
-  'clip_quantile',
-  'initial_clip',
-  'count_stddev',
-  'noise_seed',
-  'dp',
-  'dp_mechanism',
-  'dp_sampling',
-  'simulated_population',
-  'diagnostics',
-)
 # Fields of result.json that depend on the training data without noise.
 NOT_PRIVATE = (
   'rounds',
@@ -159,7 +145,7 @@ class Privacy(Options):
     super().__post_init__()
     if not self.is_on:
       self.refuse_set(
-        _OTHERS,
+        self.flags(),
         'the run is not private. Give --target_epsilon or --noise_multiplier, '
         'too, or leave it out.',
       )
@@ -272,22 +258,6 @@ class Privacy(Options):
       postprocess_update = canaries.postprocess_update(postprocess_update)
     return tff_partial.Aggregation(
       aggregator, tff_partial.ClientWeighting.UNIFORM, postprocess_update
-    )
-
-
-def refuse(leaks: Iterable[Leak]) -> None:
-  """Refuse settings by which data of a private run would leave its clients.
-
-  Args:
-    leaks: Such settings.
-
-  Raises:
-    OptionError: If there is one.
-  """
-  for leak in leaks:
-    raise OptionError(
-      f'--{leak.flag}={leak.value}: {leak.why}, which is not covered by '
-      f'--target_epsilon and --noise_multiplier. {leak.remedy}'
     )
 
 

@@ -182,15 +182,15 @@ class LocalTraining(Options):
 
   def of_global(self) -> phases.Phase:
     """Build the phase that trains global weights."""
-    return self._global(self.update)
+    return self._phase('update', self.update.build())
 
-  def _global(self, optimizer: Optimizer) -> phases.Phase:
-    """Build a phase with the steps of global weights."""
+  def _phase(self, name: str, optimizer: phases.Optimizer) -> phases.Phase:
+    """Build a phase with the steps of the flags `update_*` or others."""
     return tff_partial.Phase(
-      optimizer=optimizer.build(),
+      optimizer=optimizer,
       batch_size=self.batch_size,
-      epochs=self.update_epochs,
-      max_steps=self.update_steps,
+      epochs=getattr(self, f'{name}_epochs'),
+      max_steps=getattr(self, f'{name}_steps'),
       shuffle=self.shuffle,
     )
 
@@ -199,17 +199,7 @@ class LocalTraining(Options):
     optimizer = self.reconstruction.build()
     if isinstance(optimizer, tff_partial.Exact):
       return tff_partial.Phase(optimizer=optimizer)
-    return self._personal(optimizer)
-
-  def _personal(self, optimizer: phases.Optimizer) -> phases.Phase:
-    """Build a phase with the steps of local weights."""
-    return tff_partial.Phase(
-      optimizer=optimizer,
-      batch_size=self.batch_size,
-      epochs=self.reconstruction_epochs,
-      max_steps=self.reconstruction_steps,
-      shuffle=self.shuffle,
-    )
+    return self._phase('reconstruction', optimizer)
 
   def of_both(self, shared: str = 'global') -> phases.Phase:
     """Build the phase that trains global weights and the client's at once.
@@ -238,7 +228,7 @@ class LocalTraining(Options):
 
   def of_personal_as_global(self) -> phases.Phase:
     """Build the phase of global weights with the optimizer of local ones."""
-    return self._global(self.reconstruction)
+    return self._phase('update', self.reconstruction.build())
 
   def of_tuning(self) -> phases.Phase:
     """Build the phase that fine-tunes all weights, or those of `tuned`."""
@@ -251,7 +241,7 @@ class LocalTraining(Options):
       rate = self.update.learning_rate
     optimizer = dataclasses.replace(self.update, learning_rate=rate).build()
     return dataclasses.replace(
-      self.when_measured(self._personal(optimizer)),
+      self.when_measured(self._phase('reconstruction', optimizer)),
       variable_filter=self.tuned,
       optimizer=optimizer,
     )

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from tasks.experiment.command_line.arguments import parse
-from tasks.experiment.command_line.arguments import recipe_flags
 from tasks.experiment.config import Config
 from tasks.experiment.runs import running
 from tasks.experiment.trainable import Trainable
@@ -23,7 +22,7 @@ _RECIPES = {
 
 def _built(recipe: str, **changes: Any) -> tuple[Config, Trainable]:
   """What a recipe's flags build."""
-  config = parse([*recipe_flags(recipe), *commands.TINY_DOCUMENTS])
+  config = parse([f'--recipe={recipe}', *commands.TINY_DOCUMENTS])
   config = config.with_flags(changes)
   return config, Trainable(config, running.load(config))
 
