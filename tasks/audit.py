@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
@@ -30,9 +30,7 @@ from tff_partial.training.errors import ProgramError
 
 if TYPE_CHECKING:
   from tasks.experiment.trainable import Trainable
-  from tff_partial import processes
   from tff_partial.checks import privacy_audit
-  from tff_partial.data import cohorts
 
 _FILE = 'audit.json'
 _CANARIES = 500
@@ -80,35 +78,22 @@ def with_canaries(
       number = error.largest
 
 
-class _Attacked(NamedTuple):
-  """A checked run with canaries, as arguments of `programs.train`."""
-
-  canaries: privacy_audit.Canaries
-  process: processes.PartialProcess
-  clients: cohorts.ClientSource
-  settings: dict[str, Any]
-
-
 def _attacked(
   config: Config, task: tasks_lib.Task, asked: int | None
-) -> _Attacked:
-  """Build the run to attack, and check its settings."""
+) -> tuple[privacy_audit.Canaries, dict[str, Any]]:
+  """Build the run to attack; return its canaries and checked arguments."""
   trainable, canaries = with_canaries(config, task, asked)
-  attacked = _Attacked(
-    canaries,
-    trainable.process,
-    canaries.among(trainable.clients()),
-    {
-      'rounds': config.loop.rounds,
-      'clients_per_round': trainable.clients_per_round,
-      'seed': config.seed,
-      'dropout_rate': config.loop.dropout_rate,
-      'privacy': trainable.ledger,
-    },
-  )
-  _, process, clients, settings = attacked
-  tff_partial.training.programs.check(process, clients, **settings)
-  return attacked
+  arguments: dict[str, Any] = {
+    'process': trainable.process,
+    'clients': canaries.among(trainable.clients()),
+    'rounds': config.loop.rounds,
+    'clients_per_round': trainable.clients_per_round,
+    'seed': config.seed,
+    'dropout_rate': config.loop.dropout_rate,
+    'privacy': trainable.ledger,
+  }
+  tff_partial.training.programs.check(**arguments)
+  return canaries, arguments
 
 
 def main(config: Config, output: Output, audit: Audit) -> None:
@@ -129,14 +114,13 @@ def main(config: Config, output: Output, audit: Audit) -> None:
   folder.take()
   task = load(config, releasing.at_start(config, folder))
   with executing(config.runtime):
-    attacked = _attacked(config, task, audit.canaries)
+    canaries, arguments = _attacked(config, task, audit.canaries)
     if releasing.is_due(config, folder):
       # Everything was checked with a placeholder.
       task = releasing.drawn(config, folder, task)
-      attacked = _attacked(config, task, audit.canaries)
-    canaries, process, clients, settings = attacked
+      canaries, arguments = _attacked(config, task, audit.canaries)
     trained = tff_partial.train(
-      process, clients, **settings, show_progress=output.shows_progress
+      **arguments, show_progress=output.shows_progress
     )
   delta = config.privacy.delta
   claimed = float((trained.privacy or {})['epsilon'])

@@ -108,11 +108,12 @@ def main(report: Report) -> None:
   if not report.sweep_dir:
     raise OptionError('--sweep_dir: name a folder of runs.')
   from tasks.searching import reporting
+  from tasks.searching import trials
 
   curves, tables = analysis.curves, analysis.tables
   folder = pathlib.Path(report.report_dir or report.sweep_dir[0])
   searched, *others = map(pathlib.Path, report.sweep_dir)
-  if reporting.is_search(searched) and not others:
+  if not others and (searched / trials.JOURNAL).exists():
     print(reporting.report(searched, folder))
     names = (reporting.REPORT_FILE, reporting.TRIALS_FILE)
     print('Written: ' + ', '.join(str(folder / name) for name in names) + '.')

@@ -26,6 +26,11 @@ class Trainable:
   Attributes:
     process: The process that trains it.
     ledger: Counts the privacy spent; None if the run is not private.
+    accounting: The same in the form that `programs.train` takes.
+    user_form: The user form of the model, one of `USER_FORMS`.
+    selection: The metric that chooses the best round.
+    clients_per_round: Updates aggregated per round: 1 if a single client has
+      all examples.
   """
 
   def __init__(
@@ -42,8 +47,8 @@ class Trainable:
     self._config = config
     self._algorithm = config.how
     self._task = task
-    self._user = config.user_form or self._form()
-    model = config.hyperparameters.begin_local(task.model_with(self._user))
+    self.user_form = config.user_form or self._form()
+    model = config.hyperparameters.begin_local(task.model_with(self.user_form))
     population, ledger, loop = 0, None, config.loop
     if (
       config.privacy.is_on
@@ -60,7 +65,8 @@ class Trainable:
       ledger = config.privacy.ledger(
         population, loop, config.spent, self._task.released
       )
-    self._clients_per_round = loop.clients_per_round
+    is_central = self._algorithm.is_central
+    self.clients_per_round = 1 if is_central else loop.clients_per_round
     self._setting = Setting(
       task=task,
       local=config.local,
@@ -73,6 +79,12 @@ class Trainable:
       canaries=canaries,
     )
     self.ledger = ledger
+    self.accounting: run_privacy.Accounting | None = (
+      run_privacy.UNACCOUNTED if self._algorithm.adds_noise else ledger
+    )
+    self.selection = programs.Selection(
+      task.selection_metric, task.higher_is_better
+    )
     self._evaluations: dict[Any, Evaluation] = {}
     self.process = self._algorithm.build(model, self._setting)
 
@@ -97,32 +109,6 @@ class Trainable:
     clients = self._task.clients(tasks_lib.TRAIN, spec)
     return centralized.pool(clients) if self._algorithm.is_central else clients
 
-  @property
-  def accounting(self) -> run_privacy.Accounting | None:
-    """The privacy accounting in the form that `programs.train` takes."""
-    if self._algorithm.adds_noise:
-      return run_privacy.UNACCOUNTED
-    return self.ledger
-
-  @property
-  def user_form(self) -> str:
-    """The user form of the model, one of `USER_FORMS`."""
-    return self._user
-
-  @property
-  def selection(self) -> programs.Selection:
-    """The metric that chooses the best round."""
-    return programs.Selection(
-      self._task.selection_metric, self._task.higher_is_better
-    )
-
-  @property
-  def clients_per_round(self) -> int:
-    """Updates aggregated per round: 1 if a single client has all examples."""
-    if self._algorithm.is_central:
-      return 1
-    return self._clients_per_round
-
   def remembers(self, clients: tasks_lib.EvaluationClients) -> bool:
     """Return True if clients are evaluated with their states from training.
 
@@ -140,7 +126,7 @@ class Trainable:
     New users have no row in a table of all users: they reconstruct local
     weights, as in Table 1 of the FedRecon paper.
     """
-    algorithm, user = self._algorithm, self._user
+    algorithm, user = self._algorithm, self.user_form
     if user == tasks_lib.TABLE and not clients.seen:
       algorithm, user = algorithms.ALGORITHMS['fed_recon'], tasks_lib.OWN
     is_at_home = (

@@ -24,15 +24,6 @@ _STATES = {
 }
 
 
-def is_search(folder: pathlib.Path) -> bool:
-  """Return True if a folder holds a search.
-
-  Args:
-    folder: The folder of a sweep.
-  """
-  return (folder / trials.JOURNAL).exists()
-
-
 def frame(study: Any) -> pd.DataFrame:
   """Return the trials of a search, one row each, by number.
 

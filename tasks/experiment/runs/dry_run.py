@@ -49,13 +49,9 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     yield _line('folder', f'{where}, {output.state}')
   task = running.load(config, releasing.at_start(config, folder, is_plan=True))
   with running.executing(config.runtime):
-    trainable = Trainable(config, task)
-    clients = trainable.clients()
-    validation = trainable.evaluation_set(task.validation)
-    tests = {
-      name: trainable.evaluation_set(measured)
-      for name, measured in task.tests.items()
-    }
+    trainable, clients, validation, tests, *_ = running.prepare(
+      config, output, (), task
+    )
     yield _line('task', _clients(task, clients, validation, tests))
     yield _line('method', f'{config.algorithm}, {_method(trainable)}')
     for phase in _phases(trainable):

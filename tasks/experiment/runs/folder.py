@@ -25,10 +25,6 @@ FLAGS_FILE, RESULT_FILE = 'flags.txt', 'result.json'
 # What the run released with noise before its first round.
 RELEASED_FILE = 'released.json'
 
-# Fields without which a result is not valid.
-_RESULT_FIELDS = frozenset(
-  ('rounds', 'diverged', 'train', 'validation', 'test', 'best')
-)
 # The most differing flags that a message names.
 _MOST_NAMED = 10
 # The suffix of a file that is not completely written.
@@ -201,8 +197,6 @@ class Folder:
 
 def _is_result(value: Any) -> bool:
   """Return True if a JSON value has all fields of a result that are shown."""
-  if not isinstance(value, dict) or _RESULT_FIELDS - set(value):
-    return False
   try:
     tests = value['test']
     shown = {name for metrics in tests.values() for name in metrics}

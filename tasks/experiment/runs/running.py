@@ -136,7 +136,7 @@ def run(
   return Result(report, trained)
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
   """Everything that the rounds of an experiment need."""
 
   trainable: Trainable
@@ -147,18 +147,18 @@ class _Prepared(NamedTuple):
   callbacks: Sequence[callbacks_lib.Callback]
 
 
-def _prepared(
+def prepare(
   config: Config,
   output: Output,
   callbacks: Sequence[callbacks_lib.Callback],
   task: tasks_lib.Task,
-) -> _Prepared:
+) -> Prepared:
   """Build what the rounds need."""
   trainable = Trainable(config, task)
   projector = None
   if output.projector and output.output_dir is not None:
     projector = user_vectors.Projector(trainable, task, output.projector)
-  return _Prepared(
+  return Prepared(
     trainable,
     trainable.clients(),
     trainable.evaluation_set(task.validation),
@@ -180,12 +180,17 @@ def _run(
   """Train and evaluate; return the content of `result.json` and the weights."""
   task = load(config, releasing.at_start(config, folder))
   with executing(config.runtime) as context:
-    prepared = _prepared(config, output, callbacks, task)
+    prepared = prepare(config, output, callbacks, task)
     if releasing.is_due(config, folder):
       # Check everything with a placeholder before the draw.
-      _check(config, output, prepared)
+      trainable, validation = prepared.trainable, prepared.validation
+      programs.check(
+        trainable.process,
+        prepared.clients,
+        **_checked(config, output, trainable, validation, prepared.callbacks),
+      )
       task = releasing.drawn(config, folder, task)
-      prepared = _prepared(config, output, callbacks, task)
+      prepared = prepare(config, output, callbacks, task)
     trainable, clients, validation, tests, projector, callbacks = prepared
     trained = train_rounds(
       config, output, trainable, clients, validation, callbacks
@@ -274,16 +279,6 @@ def train_rounds(
     diagnostics=config.privacy.diagnostics,
     tensorboard=output.tensorboard,
     show_progress=output.shows_progress,
-  )
-
-
-def _check(config: Config, output: Output, prepared: _Prepared) -> None:
-  """Raise the errors that the rounds would raise."""
-  trainable, clients, validation, _, _, callbacks = prepared
-  programs.check(
-    trainable.process,
-    clients,
-    **_checked(config, output, trainable, validation, callbacks),
   )
 
 
