@@ -58,10 +58,11 @@ def test_kept_vectors_are_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_users_without_anything_of_their_own_have_no_vectors(tmp_path):
+@pytest.mark.parametrize('plan', [(), ('--dry_run',)])
+def test_users_without_anything_of_their_own_have_no_vectors(tmp_path, plan):
   outcome = run_here(
     *('train', *commands.SMALL, '--algorithm=fed_avg', '--projector=5'),
-    f'--output_dir={tmp_path}',
+    *(f'--output_dir={tmp_path}', *plan),
   )
   commands.is_for_users(outcome, 'nothing of their own')
   assert not (tmp_path / 'metrics.csv').exists()
