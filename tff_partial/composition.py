@@ -118,16 +118,14 @@ def compose(
 
   Raises:
     CompositionError, PhaseError, GroupError: If the parts do not fit together,
-      including a private aggregator and anything that would be sent without
-      its noise.
+      or something would be sent beside a private aggregator without its noise.
   """
   check_aggregation(aggregation)
   aggregator = aggregation.aggregator or aggregators.MeanFactory()
   weighting = aggregation.client_weighting or ClientWeighting.NUM_EXAMPLES
   postprocess_update = aggregation.postprocess_update
   server_optimizer = server_optimizer or phases.sgd(1.0)
-  if aggregation.mean_of_members:
-    statistics = [MEMBERS, *statistics]
+  statistics = [MEMBERS] * aggregation.mean_of_members + list(statistics)
   check_parts(
     aggregator, server_optimizer, weighting, postprocess_update, statistics
   )

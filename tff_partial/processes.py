@@ -91,8 +91,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       example_spec: The spec of an example.
       sent: The tiers whose updates leave a client.
       mechanism: The mechanism that makes these updates private, or None.
-      is_noised: True if some of them are clipped and noised; all are with a
-        mechanism.
+      is_noised: True if some are clipped and noised; with a mechanism all are.
       noises_at_clients: True if clients clip and noise what they send.
       work: A client's work in a round.
       server_state: Makes the server's state besides weights, or None.
@@ -101,8 +100,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       loaded_beside: The types of what it receives besides weights, by name.
 
     Raises:
-      client_work.CompositionError: If the client states that come out
-        are not what goes in.
+      client_work.CompositionError: If client states come out of another type.
     """
     super().__init__(initialize_fn, next_fn, next_is_multi_arg=True)
     taken = next_fn.type_signature.parameter[1]

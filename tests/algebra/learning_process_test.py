@@ -13,7 +13,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
-from tff_partial import aggregators
 from tff_partial import composition
 from tff_partial import phases
 from tff_partial import processes
@@ -271,7 +270,7 @@ _LOCAL = local_noise.LocalNoise(0.1, 1.0)
     # A ledger counts what noises: the server clips alone.
     (_private(0.0), _LOCAL.mechanism),
     (_private(0.5), _private(0.5).mechanism),
-    (aggregators.by_name({'items.*': _private(0.5)}), _LOCAL.mechanism),
+    (planted.in_parts(_private(0.5)), _LOCAL.mechanism),
   ],
   ids=['local alone', 'beside clips', 'beside noise', 'beside noise of a part'],
 )

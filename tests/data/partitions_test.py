@@ -251,7 +251,7 @@ def test_parts_by_label_are_as_large_as_others(fractions):
         lambda fractions=fractions: partitions.split_examples(
           {'a': np.arange(9)}, fractions, np.arange(9) > 4
         ),
-        'fractions=.* no part has a share of the others',
+        'fractions=.* no part before it has a share',
       )
       for fractions in ((1.0,), (0.0, 0.0, 1.0))
     ),

@@ -235,9 +235,8 @@ def split_examples(
     For each part the examples of every client.
 
   Raises:
-    ClientDataError: If the fractions are not valid shares, or leave none for
-      parts before `is_test`, `is_test` is not of truth values, or both
-      `is_test` and `labels` are given.
+    ClientDataError: If the fractions are not valid shares, or none before
+      `is_test`, that is not of truth values, or `labels` are given beside it.
   """
   shares = _checked_fractions(fractions)
   if labels is not None:
@@ -256,9 +255,8 @@ def split_examples(
       )
     if not shares[:-1].sum():
       raise ClientDataError(
-        f'fractions={fractions}: `is_test` says which examples are the last '
-        'part, and no part has a share of the others. Give shares to the parts '
-        'before it, such as (0.8, 0.1, 0.1).'
+        f'fractions={fractions}: `is_test` is the last part, and no part '
+        'before it has a share. Give those shares, such as (0.8, 0.1, 0.1).'
       )
     shares = shares[:-1] / shares[:-1].sum()
   ends = np.cumsum(shares)[:-1]

@@ -142,11 +142,7 @@ class _Worker:
 
 
 class _Crew:
-  """Workers, and the work to be shared among them.
-
-  Attributes:
-    arrays: Resident arrays, where the workers find them.
-  """
+  """Workers, and the work to be shared among them."""
 
   def __init__(
     self,
