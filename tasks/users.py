@@ -33,7 +33,6 @@ from tasks.options import option
 from tasks.options import Options
 import tff_partial
 from tff_partial import analysis
-from tff_partial import random_bits
 
 if TYPE_CHECKING:
   import numpy as np
@@ -78,6 +77,7 @@ def described(
   from sklearn import cluster
 
   from tasks.experiment.runs import user_vectors
+  from tff_partial import random_bits
 
   attributes = task.attributes
   groups: list[int] = []
