@@ -25,7 +25,6 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
@@ -150,7 +149,6 @@ def planned(
       runs.append((recipe, setting, own, arguments))
   chosen = {command_line.algorithm_of(arguments) for *_, arguments in runs}
   todo: dict[str, list[str]] = {}
-  said: dict[str, Any] = {}
   for recipe, setting, own, arguments in runs:
     if len(chosen) > 1:
       algorithm = command_line.algorithm_of(arguments)
@@ -158,20 +156,17 @@ def planned(
       read = command_line.without_unread(list(own.values()), algorithm)
       setting = {n: v for n, v in setting.items() if own[n] in read}
     name = folder_name(recipe, setting)
-    _check_name(
-      name, said.setdefault(name, (recipe, setting)), (recipe, setting)
-    )
-    todo[name] = arguments
+    if todo.setdefault(name, arguments) != arguments:
+      raise OptionError(
+        f'--grid: two runs would share the folder {name}, as / becomes _ '
+        'there. Run one of them in another --sweep_dir.'
+      )
+    _check_length(name)
   return todo
 
 
-def _check_name(name: str, first: Any, second: Any) -> None:
-  """Refuse a name that no folder can have, or that two runs would share."""
-  if first != second:
-    raise OptionError(
-      f'--grid: two runs would share the folder {name}, as / becomes _ there. '
-      'Run one of them in another --sweep_dir.'
-    )
+def _check_length(name: str) -> None:
+  """Refuse a name that is too long for a folder."""
   size = len(os.fsencode(name))
   if size > _LONGEST_NAME:
     raise OptionError(

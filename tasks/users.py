@@ -102,7 +102,7 @@ def described(
   frame = pd.DataFrame(list(vectors.values()))
   values = [attributes[user] for user in vectors]
   if not groups:
-    drawn = int(random_bits.derive(seed, 'k-means')[0]) & 0x7FFFFFFF
+    drawn = random_bits.not_negative(seed, 'k-means')
     means = cluster.KMeans(len(set(values)), n_init=10, random_state=drawn)
     groups = means.fit_predict(frame.to_numpy()).tolist()
   frame.insert(0, _USER, list(vectors))

@@ -123,23 +123,22 @@ def compose(
   check_aggregation(aggregation)
   aggregator = aggregation.aggregator or aggregators.MeanFactory()
   weighting = aggregation.client_weighting or ClientWeighting.NUM_EXAMPLES
-  postprocess_update = aggregation.postprocess_update
+  postprocess = aggregation.postprocess_update
   server_optimizer = server_optimizer or phases.sgd(1.0)
-  statistics = [MEMBERS] * aggregation.mean_of_members + list(statistics)
-  check_parts(
-    aggregator, server_optimizer, weighting, postprocess_update, statistics
-  )
+  if aggregation.mean_of_members:
+    statistics = [MEMBERS, *statistics]
+  check_parts(aggregator, server_optimizer, weighting, postprocess, statistics)
   client = client_work.ClientWork(model, client_state, work, 'round')
-  check_work(client, aggregator, postprocess_update, statistics)
+  check_work(client, aggregator, postprocess, statistics)
   sent_tiers = _sent_tiers(client)
-  by_rows = postprocess_update is None and isinstance(
+  by_rows = postprocess is None and isinstance(
     aggregator, aggregators.RowAggregationFactory
   )
   first_round = _first_round(model, server_state)
   work_state = first_round.type_signature.result
   sent = _specs_of_sent(client, work_state)
   spec = messages.ClientUpdateSpec(
-    sent_tiers, weighting, by_rows, postprocess_update, statistics
+    sent_tiers, weighting, by_rows, postprocess, statistics
   )
   update = client.computation(
     functools.partial(messages.client_update, client, spec), sent
@@ -163,7 +162,7 @@ def compose(
     ),
     sent_tiers,
     aggregator,
-    postprocess_update,
+    postprocess,
     client.tables.names if by_rows else (),
     server_state,
   )

@@ -45,6 +45,15 @@ def derive(*words: int | str) -> np.ndarray:
   return _seeds(hashlib.blake2b(text.encode(), digest_size=8).digest())[0]
 
 
+def not_negative(*words: int | str) -> int:
+  """Return a seed of some words for other libraries, from 0 to 2**31 - 1.
+
+  Args:
+    *words: As for `derive`.
+  """
+  return int(derive(*words)[0]) & 0x7FFFFFFF
+
+
 def derive_each(
   words: Sequence[int | str], last: Sequence[int | str]
 ) -> np.ndarray:

@@ -97,7 +97,7 @@ class PreferenceTask(MeasuredByProtocol):
       enough = preferences.enough_users(num_users, self.shares)
       raise OptionError(
         f'--users={num_users}: so few users cannot like all {self._num_kinds} '
-        f'kinds: nobody would like kind {users_of.index(0)}. Give {enough} '
+        f'kinds: no user would like kind {users_of.index(0)}. Give {enough} '
         'users, which are enough for these shares.'
       )
     if self.num_groups < self._num_kinds:

@@ -114,11 +114,11 @@ def _open(plan: plans.Plan, study: Any, number: int) -> Any:
   """
 
   def draw_by(purpose: str) -> None:
-    bits = random_bits.derive(
+    seed = random_bits.not_negative(
       plan.search.search_seed, f'trial {number} {purpose}'
     )
     study.sampler = plans.optuna().samplers.TPESampler(
-      seed=int(bits[0]) & 0x7FFFFFFF, multivariate=False
+      seed=seed, multivariate=False
     )
 
   draw_by('')

@@ -84,7 +84,8 @@ def _scikit_learn(rows: np.ndarray, num_centers: int) -> float:
 
 def _inertia(rows: np.ndarray, found: clustering.KMeans) -> float:
   """The sum of squared distances of rows to the means of their clusters."""
-  return float(np.square(rows - found.centers[found.assignment]).sum())
+  centers = found.centers[found.assignment, : np.shape(rows)[1]]
+  return float(np.square(rows - centers).sum())
 
 
 def _blocks(rows: list[float]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -101,7 +102,8 @@ def _blocks(rows: list[float]) -> tuple[tf.Tensor, tf.Tensor]:
 
 @pytest.mark.slow
 def test_two_clusters_by_hand():
-  found = _found([[0.0], [1.0], [10.0], [11.0], [12.0]], 2)
+  rows = np.array([[0.0], [1.0], [10.0], [11.0], [12.0]])
+  found = _found(rows, 2)
   assert found.is_real.sum() == 2
   low, high = found.assignment[0], found.assignment[-1]
   np.testing.assert_array_equal(found.assignment, [low] * 2 + [high] * 3)
@@ -109,6 +111,8 @@ def test_two_clusters_by_hand():
   assert found.centers[high, 0] == 11.0
   assert found.counts[low] == 2
   assert found.counts[high] == 3
+  # Twice a half squared, and twice one.
+  assert _inertia(rows, found) == pytest.approx(2.5)
 
 
 @pytest.mark.slow
@@ -181,7 +185,7 @@ def test_equal_rows_share_a_center():
   rows = np.repeat([[1.0], [5.0], [7.0]], [4, 1, 3], axis=0)
   found = _found(rows, 5)
   assert found.is_real.sum() == 3
-  np.testing.assert_array_equal(found.centers[found.assignment, 0], rows[:, 0])
+  assert _inertia(rows, found) == 0.0
   centers = dict(zip(found.centers[:, 0], found.counts, strict=True))
   assert centers == {1.0: 4, 5.0: 1, 7.0: 3, 0.0: 0}
   assert not found.centers[~found.is_real].any()
@@ -192,6 +196,7 @@ def test_the_center_of_one_row_is_that_row():
   found = _found(rows, 3)
   for row, place in zip(rows, found.assignment, strict=True):
     np.testing.assert_array_equal(found.centers[place], row)
+  assert _inertia(rows, found) == 0.0
 
 
 # ---- exchanges ---------------------------------------------------------------
@@ -259,6 +264,8 @@ def test_xla_comes_to_the_same():
     plain, compiled = _found(rows, 13), _found(rows, 13, jit=True)
     np.testing.assert_array_equal(compiled.assignment, plain.assignment)
     np.testing.assert_allclose(compiled.centers, plain.centers, rtol=1e-5)
+    inertia = _inertia(rows, plain)
+    assert _inertia(rows, compiled) == pytest.approx(inertia, rel=1e-5)
 
 
 def test_the_seed_decides():

@@ -105,7 +105,7 @@ def project(embeddings: np.ndarray, seed: int = 0) -> np.ndarray:
   return manifold.TSNE(
     perplexity=min(_PERPLEXITY, (number - 1) / 3),
     init='pca' if size > 1 else 'random',
-    random_state=_seed(seed, 'tsne'),
+    random_state=random_bits.not_negative(seed, 'tsne'),
   ).fit_transform(np.asarray(embeddings, np.float32))
 
 
@@ -143,7 +143,7 @@ def draw(
     values = np.array([str(value) for value in users.attribute])
     shown = np.arange(len(vectors))
     if len(vectors) > _MAX_USERS:
-      generator = np.random.default_rng(_seed(seed, 'shown'))
+      generator = np.random.default_rng(random_bits.not_negative(seed, 'shown'))
       shown = np.sort(generator.choice(shown, _MAX_USERS, replace=False))
     points = project(vectors[shown], seed)
     scores[title] = Scores(score, silhouette(points, values[shown]))
@@ -160,10 +160,6 @@ def draw(
   _legend(figure, colours, attribute)
   figures.save(figure, path)
   return scores
-
-
-def _seed(seed: int, purpose: str) -> int:
-  return int(random_bits.derive(seed, purpose)[0]) & 0x7FFFFFFF
 
 
 def _colours(maps: Mapping[str, Users]) -> dict[str, Any]:

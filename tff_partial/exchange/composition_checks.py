@@ -132,9 +132,7 @@ def mechanisms_of(
   aggregator: aggregators.Factory, postprocess_update: PostprocessUpdate | None
 ) -> list[mechanisms.Mechanism]:
   """Return all mechanisms that clip and noise some of what clients send."""
-  parts = [*_parts(aggregator), postprocess_update]
-  found = (getattr(part, 'mechanism', None) for part in parts)
-  return [each for each in found if each is not None]
+  return _stated([*_parts(aggregator), postprocess_update])
 
 
 def mechanism(
@@ -145,13 +143,15 @@ def mechanism(
   Processing of noised sums at the server does not change privacy. Of several,
   it is the first that adds noise, or the first if all only clip.
   """
-  given = (
-    getattr(part, 'mechanism', None)
-    for part in (aggregator, postprocess_update)
-  )
-  found: list[mechanisms.Mechanism] = [one for one in given if one is not None]
+  found = _stated([aggregator, postprocess_update])
   noised = [one for one in found if one.noise_multiplier]
   return next(iter(noised + found), None)
+
+
+def _stated(parts: Sequence[Any]) -> list[mechanisms.Mechanism]:
+  """Return the mechanisms that parts of a process say they are."""
+  found = (getattr(part, 'mechanism', None) for part in parts)
+  return [one for one in found if one is not None]
 
 
 def check_work(

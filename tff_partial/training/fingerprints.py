@@ -22,10 +22,7 @@ _IDLE_ATTRIBUTES = frozenset(
 
 
 def of_computations(*computations: tff.Computation) -> str:
-  """Return the fingerprint of some computations, as hex digits.
-
-  Their order matters.
-  """
+  """Return the fingerprint of computations in their order, as hex digits."""
   digest = hashlib.blake2b(digest_size=16)
   for computation in computations:
     digest.update(computation.type_signature.compact_representation().encode())

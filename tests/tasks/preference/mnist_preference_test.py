@@ -383,7 +383,7 @@ def test_there_may_be_more_heads_than_kinds():
     ({'num_users': 9}, '--users=9: so few users'),
     (
       {'num_users': 10, 'shares': 'imbalanced'},
-      '--users=10: .* nobody would like kind 6. Give 18 users',
+      '--users=10: .* no user would like kind 6. Give 18 users',
     ),
     ({'num_groups': 9}, '--set=preference_groups=9: .* fewer than the 10'),
     ({'embedding_size': -1}, 'embedding_size=-1'),

@@ -205,7 +205,7 @@ def first_states(
   They are made here, whatever runtime is current, so that they are the same bit
   for bit under every one, and do not depend on the other clients.
 
-  From `(int32[2] -> C)` and seeds, int32 `[clients, 2]`.
+  `initialize_client` is `(int32[2] -> C)`, and `seeds` int32 `[clients, 2]`.
 
   Returns:
     A sequence of one value for each client, for `process.next`.
