@@ -287,6 +287,7 @@ def test_ifca_beside_numpy(mean_of_members):
   np.testing.assert_allclose(found[GROUP]['w/kernel'], copies, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_clients_join_by_their_support_set_only():
   model = _of_two(-1.0, 1.0)
   measuring = baselines.build_ifca_eval(model)

@@ -98,6 +98,7 @@ def test_squared_error_is_ridge_regression_of_numpy() -> None:
   np.testing.assert_allclose(found['own/bias'], wanted[4:], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_outputs_are_solved_together() -> None:
   """Keras's mean over outputs halves each loss, and so doubles the ridge."""
   y = _DRAW.normal(size=[12, 2]).astype(np.float32)
@@ -124,6 +125,7 @@ def test_logistic_head_is_that_of_scikit_learn() -> None:
   np.testing.assert_allclose(found['own/kernel'], wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_softmax_head_is_that_of_scikit_learn() -> None:
   y = np.argmax(_X[:, :3] + _DRAW.normal(size=[12, 3]), 1).astype(np.int32)
   loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -179,6 +181,7 @@ def test_prior_has_a_mean_and_a_precision() -> None:
   np.testing.assert_allclose(found['own/kernel'][:, 0], wanted[:4], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_covariance_is_the_inverse_of_half_the_hessian() -> None:
   class Spread(tf.keras.layers.Layer):
     def build(self, shape: Any) -> None:
@@ -269,7 +272,9 @@ def test_query_set_has_no_part_in_it() -> None:
     )
 
 
-@pytest.mark.parametrize('name', ['furl', 'fed_rep'])
+@pytest.mark.parametrize(
+  'name', ['furl', pytest.param('fed_rep', marks=pytest.mark.slow)]
+)
 def test_what_clients_keep_is_solved_for_before_the_rest_is_trained(
   name: str,
 ) -> None:

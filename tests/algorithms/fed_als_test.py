@@ -73,6 +73,7 @@ def _posterior(x: Any, y: Any, item: Any, mean: float) -> tuple[Any, Any]:
   return covariance @ a.T @ (y - mean - item[x, 0]), covariance
 
 
+@pytest.mark.slow
 def test_a_round_is_that_of_numpy() -> None:
   model = _model(mean=0.5)
   process = algorithms.build_fed_als(model)

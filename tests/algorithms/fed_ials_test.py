@@ -74,6 +74,7 @@ def test_a_round_is_that_of_numpy(labels) -> None:
   np.testing.assert_allclose(after['scores/gram'], items.T @ items, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_repeated_interaction_is_that_of_a_greater_weight() -> None:
   """Three times the same item: its weight is 3, its wanted score still 1."""
   evaluation = algorithms.build_fed_ials_eval(_model(), weighting=_WEIGHTING)
@@ -151,7 +152,9 @@ def _build_biases() -> tf.keras.Model:
   return tf.keras.Model(item, tf.keras.layers.Reshape([])(bias))
 
 
-@pytest.mark.parametrize('batch_size', [1, 8])
+@pytest.mark.parametrize(
+  'batch_size', [1, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_ranks_of_known_scores(batch_size) -> None:
   """Each item's score is its number, but the last six are tied."""
   split = splits.by_mark()
@@ -207,6 +210,7 @@ def test_ranks_of_known_scores(batch_size) -> None:
   assert coverage == pytest.approx(12 / _ITEMS)
 
 
+@pytest.mark.slow
 def test_replaced_predictions_are_not_ranked() -> None:
   model = planted.factorization(_build_biases, local=None)
   split = splits.by_mark()

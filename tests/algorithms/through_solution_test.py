@@ -77,7 +77,10 @@ def _step(
     # d(own * c) / dc = 4 * 2 c 3 / (c^2 + 3)^2 = 1.5, in place of 1.
     (True, 1, 1 - 0.1 * 2 * 1.5),
     # Own is 4 * .7 / 3.49, solved for again before the second step.
-    (True, 2, 0.7 - 0.1 * 2 * (4 * 0.49 / 3.49) * (24 * 0.7 / 3.49**2)),
+    pytest.param(
+      *(True, 2, 0.7 - 0.1 * 2 * (4 * 0.49 / 3.49) * (24 * 0.7 / 3.49**2)),
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_step_by_hand(through: bool, steps: int, expected: float) -> None:

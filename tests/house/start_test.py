@@ -42,7 +42,9 @@ def test_modules_that_declare_options_import_no_tensorflow(code):
     pytest.param('from tff_partial.data import splits', marks=pytest.mark.slow),
     'import tff_partial, tensorflow',
     pytest.param('import tensorflow, tff_partial', marks=pytest.mark.slow),
-    'import tff_partial; tff_partial.compose',
+    pytest.param(
+      'import tff_partial; tff_partial.compose', marks=pytest.mark.slow
+    ),
   ],
 )
 def test_tensorflow_comes_with_tff_our_runtime_and_our_layers(code):

@@ -364,6 +364,7 @@ def _bits(states: client_store.ClientStates) -> dict[str, list[bytes]]:
   }
 
 
+@pytest.mark.slow
 def test_a_store_keeps_shapes_apart(
   furl: processes.PartialProcess, tmp_path: pathlib.Path
 ) -> None:

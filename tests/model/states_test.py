@@ -85,7 +85,11 @@ def _round(
 
 
 @pytest.mark.parametrize(
-  ('build', 'shape'), [(build_dense, (3,)), (build_cnn, (5, 5, 1))]
+  ('build', 'shape'),
+  [
+    (build_dense, (3,)),
+    pytest.param(build_cnn, (5, 5, 1), marks=pytest.mark.slow),
+  ],
 )
 def test_a_client_trains_as_fit_does(build: Any, shape: Any) -> None:
   """Ten examples in batches of four, of which the last has two."""
@@ -159,7 +163,9 @@ def test_evaluation_and_users_have_them() -> None:
   assert (np.abs(mean) > 0.1).all()
 
 
-@pytest.mark.parametrize('local', [None, ['first', 'second']])
+@pytest.mark.parametrize(
+  'local', [None, pytest.param(['first', 'second'], marks=pytest.mark.slow)]
+)
 def test_what_is_local_stays_with_the_client(local: Any) -> None:
   """SiloBN, whose averages alone are local, and FedBN, whose layers are."""
   model = _model(state='local' if local is None else None, local=local)
@@ -237,7 +243,12 @@ def test_a_mixed_model_reads_averages_once(build: Any, measure: Any) -> None:
 
 
 @pytest.mark.parametrize(
-  ('momentum', 'state'), [(0.0, 'local'), (0.99, 'local'), (0.9, 'averaged')]
+  ('momentum', 'state'),
+  [
+    pytest.param(0.0, 'local', marks=pytest.mark.slow),
+    (0.99, 'local'),
+    pytest.param(0.9, 'averaged', marks=pytest.mark.slow),
+  ],
 )
 def test_a_new_client_may_estimate_averages(
   momentum: float, state: str
@@ -279,6 +290,7 @@ def test_frozen_averages_are_not_estimated() -> None:
     algorithms.build_fed_bn_eval(_model(state='frozen'), estimate=True)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_keeps_every_bit() -> None:
   """The layer normalizes by the averages that it has, also in training."""
   trained = build_dense()
@@ -304,6 +316,7 @@ def test_what_is_frozen_keeps_every_bit() -> None:
   assert 'first/moving_mean: float32 [3] (frozen state)' in repr(model)
 
 
+@pytest.mark.slow
 def test_xla_is_not_tried_where_it_would_refuse(monkeypatch: Any) -> None:
   said: list[str] = []
   monkeypatch.setattr(logging, 'warning', lambda text, *_: said.append(text))

@@ -56,6 +56,7 @@ def _weight(result) -> float:
   return float(np.squeeze(weight))
 
 
+@pytest.mark.slow
 def test_power_of_choice_takes_the_clients_of_highest_loss(made):
   drawn = []
 
@@ -96,6 +97,7 @@ def test_a_run_that_goes_on_selects_the_same_clients(made, tmp_path):
     _train(made, HighestLoss(made[1]), 7, **options)
 
 
+@pytest.mark.slow
 def test_the_first_of_the_draw_are_those_that_take_part_otherwise(made):
   first = _train(made, lambda draw: draw.client_ids[: draw.clients_per_round])
   assert _weight(first) == _weight(_train(made, None))
