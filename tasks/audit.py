@@ -1,12 +1,12 @@
-"""Attacks a private recipe, to see whether its epsilon can be true.
+"""Attacks a private recipe, to test whether its epsilon can be true.
 
 `tff-partial audit --recipe=RECIPE --output_dir=OUT` trains the recipe
 once with `--canaries` more clients, each of which takes part or not by the toss
 of a coin, and guesses from what the run releases which ones took part (see
-`tff_partial/checks/privacy_audit.py`). What the guesses prove is a lower bound
-of epsilon. The program ends with status 1 if it is above what the run claims;
-if it is not, nothing is proved. OUT/audit.json says what was found; the trained
-weights are thrown away, as canaries pull them about.
+`tff_partial/checks/privacy_audit.py`). The guesses prove a lower bound of
+epsilon. The program ends with status 1 if the bound is above the epsilon that
+the run claims; if not, nothing is proved. OUT/audit.json has the result. The
+trained weights are not kept, since canaries distort them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ class Audit(Options):
 
   canaries: int | None = option(
     None,
-    'How many clients are there or not, to be guessed. The more, the sharper; '
-    'by default 500, or as many as the run can hide.',
+    'Additional clients, of which each takes part or not, to be guessed; the '
+    'more, the sharper the bound. By default 500, or as many as the run can '
+    'hide.',
     at_least=8,  # `audit_bounds.FEWEST_GUESSES`.
   )
   confidence: float = option(
-    0.95, 'That the bound is right.', at_least=0.5, at_most=1.0 - 1e-9
+    0.95, 'Confidence in the bound.', at_least=0.5, at_most=1.0 - 1e-9
   )
 
 

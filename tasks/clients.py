@@ -4,12 +4,12 @@
   tff-partial clients --output_dir=OUT --client=42 --do=export --file=A.json
   tff-partial clients --output_dir=OUT --client=42 --do=delete
 
-A client is named as in the task's data. What is shown and exported is what the
-client remembers at the newest checkpoint, also while the run goes on; a file
-ends in .json, or in .npz for NumPy. To delete, the run must not be under way.
-If the client takes part again, it starts from the beginning. What the global
-weights have learned from it stays learned, and copies of the folder stay what
-they are.
+A client is named as in the task's data. Its state is shown and exported as of
+the newest checkpoint, also while the run is under way; a file ends in .json, or
+in .npz for NumPy. A state can only be deleted while the run is not under way. A
+deleted client that takes part again starts from the beginning. Deletion does
+not change what the global weights have learned from the client, nor copies of
+the folder.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Request(Options):
   output_dir: str | None = option(
     None, 'Folder for everything that the run writes.'
   )
-  client: str | None = option(None, 'Whose state.')
+  client: str | None = option(None, 'The client, as named in the data.')
   do: str = option(
-    'show', 'What to do with it.', choices=('show', 'export', 'delete')
+    'show', 'What to do with its state.', choices=('show', 'export', 'delete')
   )
-  file: str | None = option(None, 'Where to export it: a .json or .npz file.')
+  file: str | None = option(None, 'File to export to, .json or .npz.')
 
 
 def main(request: Request) -> None:

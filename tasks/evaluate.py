@@ -1,7 +1,7 @@
 """Measures a trained model again, or makes the model of one user.
 
 `tff-partial evaluate --output_dir=OUT` measures the test clients. With
-`--user=42 --top_n=10` it names the ten best items for user 42, and with
+`--user=42 --top_n=10` it lists the ten best items for user 42, and with
 `--user=42 --save_model=42.keras` it saves that user's own Keras model. The
 flags of the run are read from OUT/flags.txt; flags given here win.
 """
@@ -34,7 +34,7 @@ class Chosen(Options):
   """Options of the clients to evaluate or to serve, and of the weights."""
 
   weights: str = option(
-    'best', 'Of which round the weights are.', choices=('best', 'last')
+    'best', 'Round whose weights are measured.', choices=('best', 'last')
   )
   part: str = option(
     tasks_lib.TEST,
@@ -44,7 +44,7 @@ class Chosen(Options):
   calibrate: float | None = option(
     None,
     'Calibrate intervals of this level on the validation clients, and print '
-    'how much they cover of the part, as `conformal`.',
+    'their coverage of the measured clients, as `conformal`.',
     at_least=0,
     at_most=1,
   )

@@ -1,10 +1,10 @@
-"""Exports a trained model as files with which devices serve their users.
+"""Exports a trained model as files that predict on users' devices.
 
 `tff-partial export --output_dir=OUT --to=FOLDER` writes a SavedModel and a
-TFLite file of the run's best weights: they predict, and rebuild what is a
-user's own from its examples. Then it compares them with the simulation on some
-test clients, and prints how large and how fast they are here. The flags of the
-run are read from OUT/flags.txt; flags given here win.
+TFLite file of the run's best weights: they predict, and reconstruct a user's
+local weights from its examples. Then it compares them with the simulation on
+some test clients, and prints their sizes and their times on this machine. The
+flags of the run are read from OUT/flags.txt; flags given here win.
 """
 
 import dataclasses
@@ -24,24 +24,24 @@ from tasks.shared_options import FORMATS
 class Export(Options):
   """Options of what to export, and where."""
 
-  to: str | None = option(None, 'A new folder to write to.')
+  to: str | None = option(None, 'Folder to write to, which must be new.')
   formats: tuple[str, ...] = option(
-    FORMATS, 'Which files: saved_model, tflite.'
+    FORMATS, 'Formats to write: saved_model, tflite.'
   )
   num_support: int | None = option(
     None,
-    'How many examples of a user there is room for; by default as many as any '
-    'test client has.',
+    'Room for examples of a user; by default the most that a test client has.',
     at_least=1,
   )
   num_predicted: int | None = option(
     None,
-    'How many examples predictions are made for at once; any number by '
-    'default. TFLite needs a number for recurrent layers.',
+    'How many examples are predicted at once; by default any number. TFLite '
+    'needs a number for recurrent layers.',
     at_least=1,
   )
   weighted: bool = option(
-    False, "Whether what is a user's own is rebuilt by weights of examples."
+    False,
+    "Whether examples have weights when a user's local weights are rebuilt.",
   )
   compared: int = option(
     3, 'How many test clients to compare with the simulation.', at_least=1

@@ -4,8 +4,8 @@
 took no part in training personalise on their first examples, for each of these
 numbers, and measures them on what comes after the largest (or after `--after`).
 It writes OUT/new_users.csv, and OUT/new_users.png with the metric that chooses
-the best round; beside it stands what predictors reach that know the same
-examples' labels and no more, if the task has such.
+the best round. If the task has predictors that know only the labels of the same
+examples, their values are shown, too.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Support(Options):
   """Options of how many examples new users give."""
 
   support: tuple[str, ...] = option(
-    ('0', '1', '2', '5', '10'), 'Numbers of examples of a new user.'
+    ('0', '1', '2', '5', '10'), 'Numbers of examples that a new user has given.'
   )
   after: int | None = option(
     None,
-    'Measure what comes after so many examples; by default the largest number '
-    'of --support. Users who have no more are left out.',
+    'Measure on the examples after this many; by default the largest number of '
+    '--support. Users who have no more are left out.',
     at_least=0,
   )
 

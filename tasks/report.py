@@ -7,7 +7,7 @@
 Runs that differ only in their seed make one row and one curve. Writes
 `table.md`, `table.csv` and `curves.png` (or with --curve_over=bytes
 `curves_over_bytes.png`), and with --x a figure of --y over it.
-Of a search it shows the best trial, all trials and which flags mattered, and
+For a search it shows the best trial, all trials and which flags mattered, and
 writes `search.md` and `trials.csv`.
 """
 
@@ -43,12 +43,12 @@ class Report(Options):
   )
   by: tuple[str, ...] = option(
     (),
-    'Flags that make the rows; by default all that differ. `folder` stands for '
-    'the name of the folder.',
+    'Flags that distinguish the rows; by default all that differ. `folder` '
+    'stands for the name of the folder.',
   )
   of: str = option(
     'last',
-    'Report the last round, or the best one by the validation clients.',
+    'Report the last round, or the best one on the validation clients.',
     choices=('last', 'best'),
   )
   metrics: tuple[str, ...] = option(
@@ -59,16 +59,16 @@ class Report(Options):
   curve: str | None = option(
     None,
     'Metric of the learning curves, a column of metrics.csv; by default the '
-    'first validation metric but the loss.',
+    'first validation metric except the loss.',
   )
   curve_over: str = option(
     'rounds',
-    'What learning curves are drawn over: rounds, or the parameters or bytes '
-    'that all clients have loaded and sent by then.',
+    'Horizontal axis of the learning curves: rounds, or the parameters or '
+    'bytes that all clients have loaded and sent by then.',
     choices=('rounds', 'parameters', 'bytes'),
   )
-  x: str | None = option(None, 'Draw a metric over this flag, too.')
-  y: str = option('accuracy', 'That metric.')
+  x: str | None = option(None, 'Also draw a metric over this flag.')
+  y: str = option('accuracy', 'Metric to draw over --x.')
 
 
 def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:

@@ -27,27 +27,27 @@ def _shared(flag: str, text: str, **limits: Any) -> Callable[..., Any]:
 
 data_set = _shared(
   'data_set',
-  'Which data: ml-1m, ml-100k or another edition of MovieLens, by default the '
-  'one in --data_dir; mnist, fashion_mnist, federated_emnist or femnist; for '
-  'next_word lean_chat, subreddit, stackoverflow, shakespeare, or a file or '
-  'folder of JSON lines with the fields author, time and text.',
+  'The data set: of MovieLens ml-1m, ml-100k or another edition, by default '
+  'the one in --data_dir; of emnist mnist, fashion_mnist, federated_emnist or '
+  'femnist; of next_word lean_chat, subreddit, stackoverflow, shakespeare, or '
+  'a file or folder of JSON lines with the fields author, time and text.',
 )
 protocol = _shared(
   'protocol',
-  'Measure users that never took part, or further or later examples of those '
-  'who did.',
+  'Measure users who never took part in training, or further or later examples '
+  'of those who did.',
   choices=PROTOCOLS,
 )
 users = _shared(
   'users',
   'How many users the images are divided among, or how many authors are drawn; '
-  '0 for all, or as many as the paper has.',
+  '0 for all, or for as many as the paper has.',
   at_least=1,
   for_none=0,
 )
 max_examples = _shared(
   'max_examples',
-  'Examples used of each user; 0 for all.',
+  'The most examples used of each user; 0 for all.',
   at_least=1,
   for_none=0,
 )
@@ -56,28 +56,28 @@ min_examples = _shared(
 )
 model = _shared(
   'model',
-  'The model: of emnist linear, dense with one hidden layer, cnn, or '
-  'fed_avg_cnn; of next_word lstm or transformer; of assist and movielens_hpfl '
-  'GUM, NCD, NCF, or biases alone.',
+  'The model: for emnist linear, dense (one hidden layer), cnn or fed_avg_cnn; '
+  'for next_word lstm or transformer; for assist and movielens_hpfl gum, ncd, '
+  'ncf, or bias (biases alone).',
 )
 num_factors = _shared(
-  'num_factors', 'Length of item and user vectors.', at_least=1
+  'num_factors', 'Length of the vectors of items and users.', at_least=1
 )
 biases = _shared(
   'biases', 'Give items and users biases; in GUM also attributes, and a mean.'
 )
 item_attributes = _shared(
   'item_attributes',
-  'Use genres of items: fed_als expects vectors by them; fed_als_private and '
-  'dp_als, for which they must be public, take them into the vectors.',
+  'Use genres of items: fed_als predicts vectors from them; fed_als_private '
+  'and dp_als, for which they must be public, make them columns of vectors.',
 )
 user_attributes = _shared(
   'user_attributes',
-  'fed_als: expect vectors of users by their gender, age and occupation.',
+  'fed_als: predict vectors of users from gender, age and occupation.',
 )
 rated_items = _shared(
   'rated_items',
-  'fed_als: expect vectors of users by which items they rated.',
+  'fed_als: predict vectors of users from the set of items they rated.',
 )
 centred = _shared('centred', 'Predict around the mean training rating.')
 public_mean = _shared(
@@ -85,17 +85,17 @@ public_mean = _shared(
 )
 l2 = _shared('l2', 'L2 regularization of user weights, in stars.', at_least=0)
 clip_predictions = _shared(
-  'clip_predictions', 'Clip predictions to the rating scale when measuring.'
+  'clip_predictions', 'Clip predictions to the rating scale in evaluations.'
 )
 initial_scale = _shared(
   'initial_scale',
-  'Vectors start uniform between plus and minus this, in stars.',
+  'Initial vectors are uniform between plus and minus this, in stars.',
   python_only=True,
   at_least=0,
 )
 lstm_units = _shared(
   'lstm_units',
-  'Units of the LSTM, in each direction if it has two.',
+  'Units of the LSTM, in each direction if it is bidirectional.',
   at_least=1,
 )
 
@@ -123,7 +123,7 @@ class Data(Options):
   )
   download: bool = option(
     False,
-    'Fetch the data from their official address into --data_dir if they are '
+    'Download the data from their official address into --data_dir if they are '
     'not there.',
     may_change=True,
     is_common=True,

@@ -1,4 +1,4 @@
-r"""Trains a grid of runs one after another; run it again to go on.
+r"""Trains a grid of runs one after another; run it again to resume.
 
   tff-partial sweep --sweep_dir=OUT --grid=seed=0,1,2 \
       --grid=reconstruction_steps=0,1,5 -- --recipe=movielens_fed_recon \
@@ -9,11 +9,11 @@ r"""Trains a grid of runs one after another; run it again to go on.
       --search=update_learning_rate=log:0.01:1 --search=update_steps=int:1:50 \
       -- --recipe=movielens_fed_recon
 
-What follows `--` is given to every run of `tasks.train`; it wins over recipes.
-Each run has a folder of its own below OUT; those that are done are skipped, one
-that was stopped goes on. A run that fails does not stop the others. At the end,
-`tasks.report` makes a table of what there is. With --search the runs are trials
-of Optuna's, of which poor ones end early (docs/hyperparameter_search.md).
+Flags after `--` are given to every run of `tff-partial train`, and win over
+recipes. Each run has its own folder below OUT; finished runs are skipped, and
+an interrupted one resumes. A run that fails does not stop the others. At the
+end, `tff-partial report` makes a table of them. With --search the runs are
+trials of Optuna, of which poor ones end early (docs/hyperparameter_search.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,11 +45,11 @@ class Sweep(Options):
 
   sweep_dir: str | None = option(None, 'Folder for the folders of the runs.')
   recipes: tuple[str, ...] = option(
-    (), 'Names of recipes, to run each of them.'
+    (), 'Names of recipes, each of which is run.'
   )
   grid: tuple[str, ...] = option(
     (),
-    'flag=value,value,...: a flag of tasks.train to vary.',
+    'flag=value,value,...: a flag of tff-partial train to vary.',
     is_repeated=True,
   )
 

@@ -1,9 +1,9 @@
-"""Trains a task with an algorithm; run it again to go on where it was killed.
+"""Trains a task with an algorithm; run it again to resume a killed run.
 
   tff-partial train --recipe=demo
   tff-partial train --recipe=movielens_fed_recon --data_dir=DIR --output_dir=OUT
 
-With `--dry_run` it says what that would do and cost. Options that have no flag
+`--dry_run` prints what the run would do and cost. Options that have no flag
 of their own are set by `--set=NAME=VALUE`; --helpfull lists them.
 """
 

@@ -1,7 +1,7 @@
-"""Draws what a run knows of its users: a map of them, and their groups.
+"""Draws a map of a run's users, and their groups.
 
-`tff-partial users --output_dir=OUT` reads the vector that each user of a
-trained run has: what it remembers, or its row in a table at the server. It
+`tff-partial users --output_dir=OUT` reads the vector of each user of a trained
+run, which the user remembers or which is a row of a table at the server. It
 writes into OUT
 
 - `users.csv`: every user, the attribute by which it is coloured (the subreddit
@@ -9,11 +9,11 @@ writes into OUT
 - `user_map.png`: their map by t-SNE with its silhouette, as in Figure 5 of FURL
   and Figure 4 of FedEmbed;
 - `user_groups.png`: how many users of each value are in each group, as in
-  Figures 3 and 5 of FedEmbed. Groups are those that users chose. Where none
-  chooses, k-means finds as many in the vectors as the attribute has values.
-  Groups are renamed so that as many users as possible agree.
+  Figures 3 and 5 of FedEmbed. Groups are those that users chose. Where users
+  choose none, k-means finds as many in the vectors as the attribute has values.
+  Groups are numbered so that as many users as possible match their attribute.
 
-With `--beside=OTHER`, a run that was drawn already, both stand in the pictures.
+With `--beside=OTHER`, a run that was drawn already, the figures show both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Picture(Options):
 
   beside: tuple[str, ...] = option(
     (),
-    'Folder of a run that is drawn, too; may be given repeatedly.',
+    'Folder of another drawn run to show, too; may be given repeatedly.',
     is_repeated=True,
   )
 

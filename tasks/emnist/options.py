@@ -32,12 +32,12 @@ class EmnistOptions(TaskOptions):
   edition: str = shared.data_set(MNIST, choices=EDITIONS)
   partition: str = option(
     LABELS,
-    'Whether users hold two labels each, shares of each label from a Dirichlet '
-    'distribution, or what they wrote.',
+    'Users have images of two labels each, shares of each label from a '
+    'Dirichlet distribution, or the images that one writer wrote.',
     choices=PARTITIONS,
   )
   alpha: float = detail(
-    0.1, 'Concentration of that distribution: small if users differ.'
+    0.1, 'Dirichlet concentration; the smaller, the more users differ.'
   )
   protocol: str = shared.protocol(SEEN)
   num_users: int = shared.users(20)

@@ -70,31 +70,31 @@ class Runtime(Options):
 
   runtime: str = option(
     'cohort',
-    "Whether a round is one compiled program, runs in TFF's own worker, or is "
-    'shared among the processes of a Ray cluster.',
+    "Run a round as one compiled program, in TFF's own worker, or on the "
+    'processes of a Ray cluster.',
     choices=('cohort', 'native', 'ray'),
     is_common=True,
   )
   jit: str = option(
     'auto',
-    'Whether the cohort runtime compiles with XLA; auto measures both.',
+    'Whether the cohort runtime compiles with XLA; auto keeps the faster.',
     choices=('auto', 'true', 'false'),
   )
   ray_address: str | None = option(
     None,
-    'With --runtime=ray, the address of the cluster; by default there is one '
-    'on this machine while the run lasts.',
+    'With --runtime=ray, the address of the cluster; by default one is started '
+    'on this machine and ends with the run.',
   )
   ray_workers: int | None = detail(
     None,
-    'With --runtime=ray, how many processes run clients; by default as many as '
-    'the cluster has processors.',
+    'With --runtime=ray, how many processes run clients; by default the number '
+    'of processors of the cluster.',
     at_least=1,
   )
   ray_folder: str | None = detail(
     None,
-    'With --runtime=ray, a folder that all machines see, for files of what '
-    'clients remember; without one it is sent, except on this machine.',
+    'With --runtime=ray, a folder that all machines see, for files of client '
+    'states; without one they are sent, except on this machine.',
   )
 
   def __post_init__(self) -> None:
@@ -133,19 +133,19 @@ class Config(Options):
   task: tasks_lib.TaskOptions = MovieLensOptions()
   algorithm: str = option(
     'fed_recon',
-    'How to learn it.',
+    'The algorithm that trains the model.',
     choices=algorithms.names(),
     is_common=True,
   )
   user_form: str | None = option(
     None,
-    "Where the model has what belongs to one user: the user's own, a row of a "
-    'table at the server, or nowhere. By default as the algorithm needs it.',
+    'Where the parameters of one user are: at the user, in a row of a table at '
+    'the server, or nowhere. By default as the algorithm needs it.',
     choices=tasks_lib.USER_FORMS,
   )
   seed: int = option(
     0,
-    'Everything that is drawn follows from it.',
+    'Seed of everything that is drawn.',
     group=Loop.title,
     is_common=True,
   )

@@ -86,7 +86,7 @@ class RankingOptions(TaskOptions):
   biases: bool = shared.biases(False)
   ranking_loss: str = detail(
     'binary',
-    'Loss of interactions and drawn negatives, for training by gradients.',
+    'Loss of interactions and drawn negatives, in training by gradients.',
     choices=RANKING_LOSSES,
   )
   num_negatives: int = detail(
@@ -95,5 +95,5 @@ class RankingOptions(TaskOptions):
   random_tastes: bool = detail(
     False,
     "Replace each user's items by random ones, so that nothing can be learned: "
-    'a hit rate above that of chance, 0.1 of 100 items, is then a leak.',
+    'a hit rate above chance, 0.1 for 10 of 100 items, shows a leak.',
   )

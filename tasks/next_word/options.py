@@ -23,28 +23,27 @@ class VocabularyOptions(Options):
   flag_prefix: ClassVar[str] = 'next_word_'
 
   vocabulary_size: int = option(
-    1000, 'V, how many words have a number of their own.', at_least=1
+    1000, 'V, the number of words with an id of their own.', at_least=1
   )
   buckets: int = option(
     500,
-    'How many numbers stand for all other words, each of which always has the '
-    'same.',
+    'Buckets for all other words, each of which is always in the same one.',
     at_least=1,
   )
   vocabulary_noise: float | None = option(
     None,
     'Choose the vocabulary by how many users have a word, with noise of this '
-    'multiplier and a threshold, so that a private run can pay for it; by '
-    'default by exact counts.',
+    'multiplier and a threshold, at a cost in epsilon that a private run '
+    'counts; by default by exact counts.',
     at_least=0,
   )
   vocabulary_delta: float = detail(
     1e-7,
-    'With what probability a word that one user alone has may pass that '
+    'Probability with which a word that one user alone has may pass that '
     'threshold; a part of --delta.',
   )
   words_per_user: int = detail(
-    100, 'For how many words a user counts there, at most.', at_least=1
+    100, 'The most words for which a user is counted there.', at_least=1
   )
 
   def __post_init__(self) -> None:
@@ -94,12 +93,12 @@ class NextWordSizes(Options):
   architecture: str = shared.model(LSTM, choices=(LSTM, TRANSFORMER))
   embedding: int = option(
     32,
-    "Length of a token's vector; of all vectors of a transformer.",
+    "Length of a token's vector; of all vectors in a transformer.",
     at_least=1,
   )
   lstm_units: int = shared.lstm_units(128)
   projection: int = detail(
-    32, 'Length of what is made of them, on which the output rests.', at_least=1
+    32, 'Length of the projection that the output layer reads.', at_least=1
   )
 
 
@@ -116,7 +115,7 @@ class NextWordOptions(TaskOptions):
   corpus: str = shared.data_set('lean_chat')
   protocol: str = shared.protocol(UNSEEN)
   max_tokens: int = detail(
-    20, 'Tokens of a sentence; longer ones are cut.', at_least=1
+    20, 'The most tokens of a sentence; longer ones are cut.', at_least=1
   )
   min_sentences: int = shared.min_examples(2)
   max_sentences: int | None = shared.max_examples(128)

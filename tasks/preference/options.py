@@ -27,37 +27,35 @@ class PreferenceOptions(TaskOptions):
   num_users: int | None = shared.users(None)
   embedding_size: int = option(
     0,
-    'Length of the personal embedding, at most the width of an image and the '
-    'height of a spectrogram; 0 for none, but for as much with FedEmbed.',
+    'Length of the personal embedding, at most the width of an image or the '
+    'height of a spectrogram. 0 means none, and with FedEmbed that maximum.',
     at_least=0,
   )
   num_groups: int | None = detail(
     None,
-    'Heads, prototypes, nodes or centers that users choose among; by default '
-    'one for each kind, as many as there are sub-populations. More are an '
-    'overestimate, as in section 6 of FedEmbed.',
+    'Number of heads, prototypes, nodes or centers that users choose among; by '
+    'default that of the sub-populations. More are an overestimate, as in '
+    'section 6 of FedEmbed.',
     flag='preference_groups',
     at_least=2,
   )
   activation: str = detail(
     '',
-    'Between the layers of the encoder; the paper prints none.',
+    'Activation between the layers of the encoder; the paper prints none.',
     choices=('', 'relu', 'elu', 'gelu', 'tanh'),
   )
   type_head: bool = option(
     True,
-    "Whether FedEmbed's model learns from its type head; Figure 4 leaves it "
-    'out.',
+    "Train FedEmbed's model through its type head, too; Figure 4 also shows it "
+    'without.',
   )
   embedding_spread: float = option(
     1.0,
-    "Where the uniform distribution ends that FedEmbed's first embeddings and "
-    'prototypes are drawn from; it begins at 0.',
+    "FedEmbed's first embeddings and prototypes are uniform from 0 to this.",
   )
   prototypical_share: float = option(
     0.1,
-    "Which share of each sub-population's users are prototypical; one at "
-    'least.',
+    "Share of each sub-population's users who are prototypical; at least one.",
     at_least=0,
     at_most=1,
   )
@@ -89,8 +87,8 @@ class SpeechOptions(PreferenceOptions):
 
   num_voices: int = detail(
     20,
-    'Voices that users choose among: those of all speakers, and others that '
-    'lie between two of them.',
+    'Number of voices that users choose among: those of all speakers, and '
+    'others between two of them.',
     flag='speech_voices',
     at_least=3,
   )

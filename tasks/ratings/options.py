@@ -22,43 +22,42 @@ class Csv(Options):
 
   file: str | None = option(
     None,
-    'CSV file of ratings: a line of column names, and a line a rating.',
+    'CSV file of ratings: a line of column names, then one rating per line.',
     flag='csv',
     may_change=True,
   )
   user: str | None = option(
     None,
-    'Column that says who rated; by default one with a usual name, such as '
-    'user or userId.',
+    'Column with the user; by default one with a usual name, such as user or '
+    'userId.',
     flag='csv_user',
   )
   item: str | None = option(
     None,
-    'Column that says what was rated; by default one such as item, movieId or '
-    'film.',
+    'Column with the rated item; by default one such as item, movieId or film.',
     flag='csv_item',
   )
   rating: str | None = option(
     None,
-    'Column of the ratings; by default one such as rating, score or stars.',
+    'Column with the rating; by default one such as rating, score or stars.',
     flag='csv_rating',
   )
   time: str | None = option(
     None,
-    'Column of numbers or dates that says when; by default one such as '
-    'timestamp or date, or none if there is none.',
+    'Column with the time, as numbers or dates; by default one such as '
+    'timestamp or date, if there is one.',
     flag='csv_time',
   )
   separator: str | None = option(
     None,
-    'What stands between values, such as ; or tab; by default what the first '
-    'line has most of.',
+    'Character between values, such as ; or tab; by default the one that the '
+    'first line has most of.',
     flag='csv_separator',
   )
   missing: str = option(
     REFUSE,
-    'What becomes of lines that lack a value: the run is refused with the '
-    'number of the first one, or they are dropped and counted.',
+    'For lines that lack a value: refuse the run with the number of the first '
+    'one, or drop and count them.',
     choices=(REFUSE, DROP),
     flag='csv_missing',
   )
@@ -83,8 +82,8 @@ class Ends(Options):
 
   top_n_csv: bool = detail(
     True,
-    'When training has ended, write top_n.csv: the items that users have not '
-    'rated and are expected to like best.',
+    'After training, write top_n.csv: for each user the unrated items with the '
+    'highest predicted ratings.',
     may_change=True,
   )
   top_n: int = option(
@@ -95,8 +94,8 @@ class Ends(Options):
   )
   export_formats: tuple[str, ...] = option(
     shared.FORMATS,
-    'When training has ended, write the model for devices to the folder '
-    'export, as which files: saved_model, tflite; nothing for none.',
+    'After training, export the model for devices to the folder export, in '
+    'these formats: saved_model, tflite; empty for none.',
     may_change=True,
   )
 

@@ -44,36 +44,36 @@ class Search(Options):
 
   search: tuple[str, ...] = option(
     (),
-    'flag=log:LOW:HIGH: a flag of tasks.train to search for, in place of '
+    'flag=log:LOW:HIGH: a flag of tff-partial train to search for, in place of '
     '--grid; float:, int: and logint: likewise, or choice:A,B,...',
     is_repeated=True,
   )
-  trials: int = option(20, 'How many runs the search has.', at_least=1)
+  trials: int = option(20, 'Number of runs of the search.', at_least=1)
   metric: str = option(
-    'loss', 'What the search is for: a metric of the validation clients.'
+    'loss', 'Metric of the validation clients that the search optimizes.'
   )
   direction: str | None = option(
     None,
-    'By default less of losses and errors is better, and more of all else.',
+    'By default losses and errors are minimized, and all else maximized.',
     choices=(MINIMIZE, MAXIMIZE),
   )
   pruner: str | None = option(
     None,
     'Which runs end early: at each rung all but the best 1 / --reduction of '
-    'those that came so far; those worse than the median of the runs that were '
-    'finished; or none. halving by default, and never with --target_epsilon.',
+    'those so far; those worse than the median of the finished runs; or none. '
+    'By default halving, with --target_epsilon never.',
     choices=(HALVING, MEDIAN, NEVER),
   )
   reduction: int = option(
-    3, 'By how many times rungs are apart in rounds.', at_least=2
+    3, 'Factor in rounds from one rung to the next.', at_least=2
   )
   first_rung: int | None = option(
     None,
-    'Rounds after which runs are first compared; by default --rounds over the '
-    'square of --reduction.',
+    'Rounds after which runs are first compared; by default --rounds divided '
+    'by the square of --reduction.',
     at_least=1,
   )
-  search_seed: int = option(0, 'Draws what trials try.')
+  search_seed: int = option(0, 'Seed of the values that trials try.')
 
 
 def optuna() -> Any:

@@ -16,19 +16,19 @@ class DocumentSizes(Options):
   """Sizes of the model."""
 
   char_embedding: int = detail(
-    16, 'Length of the vector of a character.', at_least=1
+    16, "Length of a character's vector.", at_least=1
   )
   ngram_lengths: tuple[int, ...] = detail(
     (),
-    'Characters are also embedded together with those before them, as n-grams '
-    'of these lengths, such as 3,4.',
+    'Also embed characters together with those before them, as n-grams of '
+    'these lengths, such as 3,4.',
   )
   ngram_buckets: int = detail(
     8192, 'Rows of the table of n-grams of each length.', at_least=2
   )
   places_per_step: int = detail(
     1,
-    'How many characters, by their maximum, are one step of the LSTM.',
+    'Characters that, by their maximum, are one step of the LSTM.',
     at_least=1,
   )
   lstm_units: int = shared.lstm_units(32)
@@ -43,26 +43,26 @@ class DocumentSizes(Options):
     differs_by_task=True,
   )
   learned_default: bool = detail(
-    False, 'Users begin with a vector that all learn together.'
+    False, 'Users start from a vector that all learn together.'
   )
   control_points: int = option(
     0,
-    "Vectors that are added to a user's, each around its time in the user's "
-    'history, so that users may change: 0, or 2 and more.',
+    "Vectors that are added to a user's vector, each around its time in the "
+    "user's history, so that users may change: 0, or 2 and more.",
     at_least=0,
   )
   place_dropout: float = detail(
     0.0,
-    'Share of the places of a text that are dropped in training.',
+    'Share of the characters of a text that are dropped in training.',
     at_least=0,
   )
   dropout: float = detail(
     0.0,
-    'Share of what is said of a text that is dropped in training.',
+    'Share of the features of a text that are dropped in training.',
     at_least=0,
   )
   mean_of_places: bool = detail(
-    False, 'The mean of all that is embedded is among what is said of a text.'
+    False, 'Add the mean of all embedded characters to the features of a text.'
   )
   unknown_users: float = option(
     0.0,
@@ -116,11 +116,11 @@ class DocumentOptions(TaskOptions):
     at_most=1,
   )
   num_support: int = detail(
-    10, 'Documents that an author held out learns from.', at_least=0
+    10, 'Documents that a held-out author learns from.', at_least=0
   )
   num_reserved: int = detail(
     40,
-    'An author held out is measured on what comes after so many documents.',
+    'A held-out author is measured on the documents after this many.',
     at_least=0,
   )
   sizes: DocumentSizes = DocumentSizes()

@@ -25,21 +25,21 @@ class UserModelingOptions(TaskOptions):
   model: str = shared.model(GUM, choices=MODELS)
   biases: bool = shared.biases(False)
   biases_in_attributes: bool = detail(
-    False, 'With biases, also add those of each user in each attribute.'
+    False, 'With --biases, also add biases of each user in each attribute.'
   )
   items: str = option(
     OWN,
     "Whether items are each client's own, or public: one table of all items, "
-    'whose rows clients share by the ids of items.',
+    "whose rows clients share by the items' ids.",
     choices=ITEMS,
   )
   linear: bool = detail(
     False,
-    'Predict the score itself, around the middle of the scale, which it may '
-    'leave; otherwise a sigmoid keeps predictions within the scale.',
+    'Predict the score itself, around the middle of the scale and without '
+    'bounds; by default a sigmoid keeps predictions within the scale.',
   )
   repeat: int = option(
-    0, 'Which of the random divisions of the records; the paper has five.'
+    0, 'Number of the random division of the records; the paper has five.'
   )
 
 

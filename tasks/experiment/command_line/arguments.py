@@ -91,7 +91,9 @@ def expand(arguments: Sequence[str]) -> list[str]:
   """
   expanded = recipes.expand(arguments)
   try:
-    expanded = flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
+    expanded = _spelled(
+      flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
+    )
   except (flags.Error, OSError):
     return expanded  # absl reports the error when it parses the flags.
   _refuse_options(expanded)
@@ -105,6 +107,21 @@ def expand(arguments: Sequence[str]) -> list[str]:
     return expanded
   before, after = expanded[: places[-1]], expanded[places[-1] :]
   return [*without_unread(before, algorithm_of(after)), *after]
+
+
+def _spelled(arguments: Sequence[str]) -> list[str]:
+  """Spell `--flag value` and `-flag=value` as `--flag=value`, up to `--`."""
+  pending, spelled = list(arguments), list[str]()
+  while pending and pending[0] != '--':
+    argument = pending.pop(0)
+    name, equals, value = argument.lstrip('-').partition('=')
+    choice = known().get(name) if argument.startswith('-') else None
+    if choice is not None:
+      if pending and not equals and choice.kind is not bool:
+        equals, value = '=', pending.pop(0)
+      argument = f'--{name}{equals}{value}'
+    spelled.append(argument)
+  return spelled + pending
 
 
 def _places(arguments: Sequence[str], flag: str) -> list[int]:

@@ -24,10 +24,10 @@ from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
 _Options = TypeVar('_Options', bound=Options)
-_SET_TEXT = 'An option that has no flag of its own: NAME=VALUE; repeatable.'
+_SET_TEXT = 'Sets one of these options, which have no flag, as NAME=VALUE'
 _RECIPE_TEXT = (
-  'A set of flags, named by task and algorithm; a wrong name lists all. Flags '
-  'after it win; --flagfile=FILE reads those of your own.'
+  'Name of a set of flags, such as demo; a wrong name lists all. Flags after '
+  'it win. --flagfile=FILE reads flags of your own.'
 )
 
 

@@ -39,40 +39,41 @@ class FedEmbed(Options):
 
   triplet_steps: int = option(
     10,
-    'Steps of the triplet loss with which clients draw their embedding to a '
-    'prototype, each round; 0 to join the one that is nearest without.',
+    'Steps of the triplet loss by which a client moves its embedding toward a '
+    'prototype in each round; 0 to join the nearest prototype without any.',
     at_least=0,
   )
   forming_steps: int = option(
     0,
-    'Steps on all of its examples with which a client forms its embedding, '
-    'through the heads that all share, before it joins a prototype or a node '
-    'of the map.',
+    'Steps on all of its examples, through the shared heads, by which a client '
+    'forms its embedding before it joins a prototype or a node of the map.',
     at_least=0,
   )
-  forming_learning_rate: float = option(1.0, 'Rate of these steps.', at_least=0)
+  forming_learning_rate: float = option(
+    1.0, 'Learning rate of --forming_steps.', at_least=0
+  )
   map_rate: float = option(
     0.1,
-    'Which share of the way clients would move nodes of the self-organizing '
-    'map, prototypical users their prototype, and centers of PFedKM.',
+    'Share of the distance by which clients move nodes of the self-organizing '
+    'map, prototypical users their prototype, and PFedKM its centers.',
     at_least=0,
   )
   map_server_rate: float | None = option(
     None,
-    'By how many times the mean of these moves over all clients of a cohort '
-    'the server moves them; of one node, most clients move nothing. By default '
-    "the server's optimizer moves them, as all else.",
+    'Factor by which the server applies the mean of these moves over a cohort, '
+    "most of whose clients do not move a given node. By default the server's "
+    'optimizer moves nodes, as all else.',
     at_least=0,
   )
   head_ridge: float | None = detail(
     None,
-    'Ridge with which clients of fed_embed_personal solve exactly for their '
-    'own head, before they train and before they are measured; by default '
-    'they train it by steps alone.',
+    'fed_embed_personal: ridge with which clients solve exactly for their own '
+    'head, before they train and before they are measured; by default they '
+    'train it by steps alone.',
   )
   map_radius: float = detail(
     1.0,
-    "Standard deviation of a map's neighbourhood, in nodes; 0 moves the "
+    "Standard deviation of the map's neighbourhood, in nodes; 0 moves the "
     'nearest node only.',
     at_least=0,
   )
@@ -144,24 +145,24 @@ class Hpfl(Options):
 
   drafts: str = option(
     CENTERS,
-    'What clients send of private tables: centers of clusters of their rows, '
-    'as in the paper, or no more than sums of rows near to global centers.',
+    'What clients send of their private tables: centers of clusters of rows, '
+    'as in the paper, or only sums of the rows near each global center.',
     choices=(CENTERS, SUMS),
   )
   rows_per_center: int = detail(
     10,
-    'For how many rows there is a center, at a client and again at the server.',
+    'Rows for each center, at a client and again at the server.',
     at_least=1,
   )
   num_centers: int | None = option(
     None,
-    'How many global centers there are of a table; by default as follows from '
+    'Number of global centers of a table; by default it follows from '
     '--set=hpfl_rows_per_center and from how many rows clients have.',
     at_least=1,
   )
   init: str = detail(
     _INITS[0],
-    'How k-means of rows begins: with rows far from one another, or with any, '
+    'How k-means begins: with rows far from each other, or with random rows, '
     'which takes much less time where there are thousands.',
     choices=_INITS,
   )
@@ -170,8 +171,8 @@ class Hpfl(Options):
   )
   center_weighting: str = option(
     PRINTED,
-    'Whether rows move toward centers by their distance, as Eq. 2 is printed, '
-    'or by its inverse, so that near centers count more.',
+    'Weight of a center toward which rows move: its distance, as Eq. 2 is '
+    'printed, or the inverse, so that near centers count more.',
     choices=(PRINTED, INVERSE),
   )
 
@@ -242,16 +243,16 @@ class Hyperparameters(Options):
   hpfl: Hpfl = Hpfl()
   memory: Memory = Memory()
   joint: bool = option(
-    False, 'Train local weights in the update phase of FedRecon, too.'
+    False, 'Also train local weights in the update phase of FedRecon.'
   )
   through_solution: bool = detail(
     False,
-    'Gradients of FedRecon pass through an exact reconstruction, which is '
-    'otherwise a constant: --reconstruction_optimizer=exact.',
+    'FedRecon: let gradients pass through an exact reconstruction '
+    '(--reconstruction_optimizer=exact), which is otherwise a constant.',
   )
   learned_first_values: bool = option(
     False,
-    'Local weights begin with values that all clients learn together, instead '
+    'Start local weights from values that all clients learn together, instead '
     'of drawn ones.',
   )
   penalty: float | None = option(
@@ -263,7 +264,7 @@ class Hyperparameters(Options):
   tau: float = option(
     1e-3,
     'Degree of adaptivity of FedAdam and FedYogi. With --adaptive_rule=tff it '
-    'stands outside the bias correction, where it counts ten times as much in '
+    'is outside the bias correction, so that it counts ten times as much in '
     'round 1 as beside corrected moments.',
     at_least=0,
   )
@@ -276,44 +277,43 @@ class Hyperparameters(Options):
   )
   mixture: float = detail(
     0.5,
-    "alpha of APFL: the share of a client's own model in what it uses.",
+    "alpha of APFL: the share of a client's own model in the mixture.",
     at_least=0,
     at_most=1,
   )
   mixture_learning_rate: float = option(
     0.0,
-    'Rate at which clients of APFL learn alpha; 0 for a fixed one.',
+    'Rate at which clients of APFL learn alpha; 0 keeps it fixed.',
     at_least=0,
   )
   private_rule: str = detail(
     KEEP,
-    'What clients of FURL remember: what training came to (Eq. 7), or that '
-    "share of their step which is their share of the cohort's examples "
-    '(Eq. 6).',
+    'What clients of FURL remember: their trained weights (Eq. 7), or weights '
+    "moved only by the client's share of the cohort's examples (Eq. 6).",
     choices=(KEEP, SCALED),
   )
 
   laplace_clip: float = detail(
     1.0,
-    'L1 norm to which fed_noise clips; its noise has a hundredth as scale.',
+    'L1 norm to which fed_noise clips: 100 times the scale of its noise.',
     at_least=0,
   )
   unobserved_weight: float = detail(
-    0.2, 'Weight of an item without interaction in fed_ials.', at_least=0
+    0.2, 'fed_ials: weight of an item without interaction.', at_least=0
   )
   implicit_ridge: float = detail(
     0.007,
-    'L2 regularization of vectors in fed_ials, times the total weight of what '
-    'they are fitted to.',
+    'fed_ials: L2 regularization of a vector, times the total weight of what '
+    'it is fitted to.',
     at_least=0,
   )
   view_difference: float = detail(
     1e-4,
-    'lambda of FedRAP: how much tables of items are kept apart.',
+    'lambda of FedRAP: how far apart tables of items are kept.',
     at_least=0,
   )
   view_sparsity: float = detail(
-    1e-4, 'mu of FedRAP: how sparse the shared table is.', at_least=0
+    1e-4, 'mu of FedRAP: how sparse the shared table is made.', at_least=0
   )
 
   def begin_local(self, model: models.PartialModel) -> models.PartialModel:

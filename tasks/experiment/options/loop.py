@@ -30,18 +30,18 @@ class Loop(Options):
   )
   clients_per_round: int = option(
     100,
-    'Clients whose updates a round joins; 0: all.',
+    'Clients whose updates a round aggregates; 0 for all.',
     at_least=0,
     is_common=True,
   )
   oversample: float = option(
     1.0,
-    'How many times as many clients are asked, since some drop out.',
+    'A round asks this many times --clients_per_round, since some drop out.',
     at_least=1,
   )
   dropout_rate: float = option(
     0.0,
-    'Probability that a client that was asked does not answer.',
+    'Probability that a client that is asked does not answer.',
     at_least=0,
     at_most=1,
   )
@@ -53,24 +53,24 @@ class Loop(Options):
   )
   validation_users: int | None = option(
     None,
-    'Clients that choose the best round, drawn once; by default all there are.',
+    'Number of clients that choose the best round, drawn once; by default all.',
     at_least=1,
   )
   test_users: int | None = option(
     None,
-    'Clients that are tested, drawn once; by default all there are.',
+    'Number of clients that are tested, drawn once; by default all.',
     at_least=1,
   )
   early_stopping_patience: int | None = option(
     None,
-    'End the run when so many evaluations in a row were no better than the '
-    'best one before; by default it has all its rounds.',
+    'End the run after this many evaluations in a row that are no better than '
+    'the best one; by default it runs all --rounds.',
     at_least=1,
     is_common=True,
   )
   early_stopping_min_delta: float = detail(
     0.0,
-    'By more than how much an evaluation must be better, for early stopping.',
+    'By how much an evaluation must be better to count, for early stopping.',
     at_least=0,
   )
 
@@ -106,27 +106,26 @@ class Output(Options):
 
   output_dir: str | None = option(
     None,
-    'Folder for everything that the run writes; the same command goes on with '
-    'the run in it.',
+    'Folder for everything that the run writes; the same command resumes the '
+    'run in it.',
     may_change=True,
     is_common=True,
   )
   checkpoint_every: int | None = option(
     None,
-    'Rounds between checkpoints; by default as --evaluate_every.',
+    'Rounds between checkpoints; by default --evaluate_every.',
     at_least=1,
     may_change=True,
   )
   tensorboard: bool = detail(
     True,
-    'Write TensorBoard events: curves, and how metrics differ from client to '
-    'client.',
+    'Write TensorBoard events: curves, and how metrics vary across clients.',
     may_change=True,
     is_common=True,
   )
   projector: int = option(
     0,
-    "At the end, write the vectors of so many users for TensorBoard's "
+    "At the end, write the vectors of this many users for TensorBoard's "
     'embedding projector.',
     at_least=0,
     may_change=True,

@@ -45,8 +45,8 @@ class Optimizer(Options):
   what: str
   optimizer: str = option(
     'sgd',
-    f'Trains {{0.what}}. One of {", ".join(_OPTIMIZERS)}; with numbers '
-    'after colons, as in sgd:momentum=0.9 or yogi:beta_2=0.99:epsilon=1e-4.',
+    'Optimizer for {0.what}. One of {0.kinds}; with numbers after colons, as '
+    'in sgd:momentum=0.9 or yogi:beta_2=0.99:epsilon=1e-4.',
   )
   learning_rate: float = option(
     0.1, 'Learning rate for {0.what}.', at_least=0, is_common=True
@@ -63,7 +63,8 @@ class Optimizer(Options):
     flag = f'--{self.name}_optimizer'
     if self.kind not in _NUMBERS:
       raise OptionError(
-        f'{flag}={self.kind:.80}: {spelling.choose(self.kind, _OPTIMIZERS)}'
+        f'{flag}={self.kind:.80}: '
+        f'{spelling.choose(self.kind, self.kinds.split(", "))}'
       )
     if self.kind == EXACT and self.name != 'reconstruction':
       raise OptionError(
@@ -84,6 +85,12 @@ class Optimizer(Options):
           f'{flag}={self.kind}:{name}={number:g}: give a number '
           f'{"above" if name == "ridge" else "from"} 0{in_words}.'
         )
+
+  @property
+  def kinds(self) -> str:
+    """The names to choose from; only local weights can be solved for."""
+    is_local = self.name == 'reconstruction'
+    return ', '.join(sorted(_NUMBERS) if is_local else _OPTIMIZERS)
 
   @property
   def kind(self) -> str:

@@ -58,20 +58,20 @@ class Privacy(Options):
 
   target_epsilon: float | None = option(
     None,
-    'Differential privacy of whole users, as much as this in all rounds '
+    'Epsilon of differential privacy for whole users, over all rounds '
     'together: the noise is computed from it. inf clips and adds no noise.',
     may_be_infinite=True,
     is_common=True,
   )
   noise_multiplier: float | None = option(
     None,
-    'The same by the noise, in clips: epsilon is computed from it.',
+    'Noise in clips, in place of --target_epsilon: epsilon follows from it.',
     at_least=0,
     is_common=True,
   )
   delta: float = option(
     1e-5,
-    'At which epsilon is meant; below one in the population.',
+    'Delta of epsilon; below one divided by the population.',
     is_common=True,
   )
   dp: str = option(
@@ -82,53 +82,53 @@ class Privacy(Options):
   )
   dp_mechanism: str = option(
     GAUSSIAN,
-    'Noise of its own for each round, or for sums of rounds (DP-FTRL), with '
-    'which no client is drawn twice until all the others were.',
+    'Independent noise in each round, or noise on sums of rounds (DP-FTRL), '
+    'where no client is drawn again until all others have been.',
     choices=(GAUSSIAN, TREE),
   )
   dp_sampling: str | None = option(
     None,
-    'Each client is in a round with the same probability, independently of '
-    'others (the default), or cohorts have one size, which costs more.',
+    'Cohorts of a fixed size, which cost more; or each client is in a round '
+    'with the same probability, independently of others (the default).',
     choices=(FIXED, POISSON),
   )
   clip: float | None = option(
     None,
-    'The largest norm of an update; by default it follows --set=clip_quantile.',
+    'Largest norm of an update; by default it adapts to --set=clip_quantile.',
     is_common=True,
   )
   clip_quantile: float = detail(
     0.5,
-    'Share of the clients that adaptive clipping does not clip.',
+    'Share of the clients that adaptive clipping leaves unclipped.',
     at_least=0,
     at_most=1,
   )
   initial_clip: float = option(
-    0.1, 'Where adaptive clipping begins.', at_least=0
+    0.1, 'Initial clip of adaptive clipping.', at_least=0
   )
   count_stddev: float | None = detail(
     None,
-    'Noise of the count that adaptive clipping follows, in clients; a '
-    'twentieth of a cohort by default. The more, the more noise updates may '
-    'have.',
+    'Noise of the count of clients that adaptive clipping follows, in clients; '
+    'by default a twentieth of a cohort. The larger it is, the more noise '
+    'updates may have.',
     at_least=0,
   )
   noise_seed: int | None = option(
     None,
-    'Draws the noise, and --seed the cohorts: a simulation, which protects '
-    'from no one who knows them. By default the operating system draws both.',
+    'Seed of the noise (--seed: of the cohorts). A simulation, which protects '
+    'from no one who knows both. By default the operating system draws them.',
     is_common=True,
   )
   simulated_population: int | None = option(
     None,
-    'Computes epsilon as if so many distinct users took part; a simulation of '
+    'Compute epsilon as if this many distinct users took part: a simulation of '
     'a larger population by the one there is.',
     at_least=1,
   )
   diagnostics: bool = option(
     False,
-    'Writes down what is exact of the cohorts of a private run, too: losses, '
-    'how many clients came, how many were clipped. None of it is private.',
+    'Also record exact values of the cohorts of a private run: losses, how '
+    'many clients came, how many were clipped. None of these is private.',
   )
 
   @property

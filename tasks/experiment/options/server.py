@@ -33,19 +33,19 @@ class Server(Options):
   title: ClassVar[str] = 'Training and optimizers'
 
   optimizer: Optimizer = Optimizer(
-    'server', 'the joined update', learning_rate=1.0
+    'server', 'the aggregated update', learning_rate=1.0
   )
   server_decay_rounds: int = option(
     0,
-    "Rounds in which the server's learning rate falls to nothing, by equal "
-    'steps; 0 to keep it.',
+    "Rounds over which the server's learning rate falls linearly to zero; 0 "
+    'keeps it constant.',
     at_least=0,
   )
   aggregator: str = detail(
     'mean',
-    'Joins updates: the weighted mean; that mean after TFF has clipped long '
-    'updates and zeroed extreme ones by adaptive bounds; or a join that '
-    'compares all updates side by side.',
+    'How updates are joined: by the weighted mean; by that mean after TFF has '
+    'clipped long updates and zeroed extreme ones by adaptive bounds; or by a '
+    'join that compares all updates side by side.',
     choices=('mean', 'robust', *_JOINS),
   )
   withstood_share: float = detail(
@@ -57,15 +57,15 @@ class Server(Options):
   )
   clip_norm: float = option(
     0.0,
-    'Scales down client updates to this norm; 0 for no limit. A remedy where '
+    'Scale client updates down to this norm; 0 for no limit. It helps where '
     'single clients make a run diverge.',
     at_least=0,
   )
   client_weighting: str | None = option(
     None,
-    'Whether a client counts by its query examples (the default); by all '
-    'targets that it trained on, such as the tokens of its sentences; or once '
-    '(if the run is private).',
+    'What a client counts by: its query examples (the default); all targets '
+    'that it trained on, such as the tokens of its sentences; or once each '
+    '(the default of a private run).',
     choices=(EXAMPLES, TARGETS, UNIFORM),
     group='Method',
   )

@@ -51,88 +51,88 @@ class LocalTraining(Options):
 
   update: Optimizer = Optimizer('update', 'global weights', learning_rate=0.5)
   reconstruction: Optimizer = Optimizer('reconstruction', 'local weights')
-  batch_size: int = option(5, 'Examples of a step.', at_least=1, is_common=True)
+  batch_size: int = option(5, 'Examples in a step.', at_least=1, is_common=True)
   update_epochs: int = option(
     1,
-    'Most passes of the update over its examples.',
+    'The most passes of the update over its examples.',
     at_least=1,
     is_common=True,
   )
   update_steps: int | None = option(
     50,
-    'Steps of the update, at most; -1 for no limit.',
+    'The most steps of the update; -1 for no limit.',
     at_least=0,
     for_none=-1,
   )
   reconstruction_epochs: int = option(
     5,
-    'Most passes of the reconstruction over its examples.',
+    'The most passes of the reconstruction over its examples.',
     at_least=1,
     is_common=True,
   )
   reconstruction_steps: int | None = option(
     50,
-    'Steps of the reconstruction, at most; -1 for no limit.',
+    'The most steps of the reconstruction; -1 for no limit.',
     at_least=0,
     for_none=-1,
   )
   evaluation_reconstruction_steps: int | None = option(
     None,
-    'Steps of reconstruction when measuring, if not as in training; -1 for no '
-    'limit.',
+    'The most steps of reconstruction in evaluations, if not as in training; '
+    '-1 for no limit.',
     at_least=-1,
   )
   evaluation_reconstruction_epochs: int | None = option(
     None,
-    'Passes of reconstruction when measuring, if not as in training.',
+    'The most passes of reconstruction in evaluations, if not as in training.',
     at_least=1,
   )
   evaluation_reconstruction_learning_rate: float | None = option(
     None,
-    'Learning rate of reconstruction when measuring, if not as in training.',
+    'Learning rate of reconstruction in evaluations, if not as in training.',
     at_least=0,
   )
   evaluation_batch_size: int | None = option(
     None,
-    'Examples of a step of reconstruction when measuring, and of a batch of '
+    'Examples in a step of reconstruction in evaluations, and in a batch of '
     '--split=alternating, if not as in training.',
     at_least=1,
   )
   tuned: str | None = option(
     None,
-    'Which variables clients tune before they are measured, for algorithms of '
-    'fine-tuning: a regular expression over whole names, such as '
-    'bucket_embedding/.*; all by default.',
+    'For algorithms that fine-tune: the variables that clients tune before '
+    'they are measured, as a regular expression over whole names, such as '
+    'bucket_embedding/.*; by default all.',
   )
   tuning_learning_rate: float | None = option(
     None,
     'Learning rate of global weights that clients tune before they are '
-    'measured: after reconstruction, if not as in training, and before they '
-    'answer by a memory, where they do not tune without this flag. Passes and '
-    'steps are those of reconstruction.',
+    'measured: after reconstruction, where the default is that of training, or '
+    'before they predict by a memory, where they do not tune by default. '
+    'Passes and steps are those of reconstruction.',
     at_least=0,
   )
   personalise_seen: bool = option(
     False,
-    'Have clients who took part train what is their own, from what they '
-    'remember, on what they trained with before they are measured.',
+    'Before clients who took part are measured, have them train their own '
+    'weights, from what they remember, on their training examples.',
   )
   repeats: int = detail(5, 'Steps of pFedMe on each batch, K.', at_least=1)
   shuffle: bool = option(False, 'Take examples in a new order in each pass.')
   split: str = option(
     'halves',
-    'Support and query set of a client: first and second half; a first share '
-    'and the rest; even and odd batches; both all examples; the older share '
-    'and the rest.',
+    'Support and query set of a client: the first and second half; a first '
+    'share and the rest; even and odd batches; all examples in both; the older '
+    'share and the rest.',
     choices=('halves', 'fraction', 'alternating', 'same', 'by_time'),
     group='Method',
     is_common=True,
   )
   support_share: float = option(
-    0.5, 'Share of the support set, for the splits fraction and by_time.'
+    0.5, 'Share of the support set, for --split=fraction and by_time.'
   )
   shuffle_split: bool = option(
-    False, 'Split in a new random order every round.'
+    False, 'Split in a new random order in every round.'
   )
 
   def __post_init__(self) -> None:

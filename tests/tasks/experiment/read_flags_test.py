@@ -193,9 +193,13 @@ def test_a_flag_may_say_what_is_usual():
   assert config == Config(algorithm='fed_avg')
 
 
-def test_another_algorithm_leaves_flags_of_the_recipes_one():
+@pytest.mark.parametrize(
+  'spelled',
+  ['--algorithm=fed_avg', '-algorithm=fed_avg', '--algorithm fed_avg'],
+)
+def test_another_algorithm_leaves_flags_of_the_recipes_one(spelled):
   assert from_recipe('emnist_apfl').hyperparameters.mixture_learning_rate > 0
-  parsed = command_line.parse(['--recipe=emnist_apfl', '--algorithm=fed_avg'])
+  parsed = command_line.parse(['--recipe=emnist_apfl', *spelled.split()])
   changed = from_recipe('emnist_apfl', algorithm='fed_avg')
   assert parsed == changed
   assert parsed.hyperparameters == Hyperparameters()
