@@ -1,7 +1,7 @@
-"""Methods to compare with that need no partial model, one module a paper.
+"""Methods to compare with that need no partial model, one module per paper.
 
-What a module calls `build_...` is found here by its name: a new baseline is a
-new file, and no other place lists it.
+All functions called `build_...` in its modules are names of this package: a new
+baseline is a new file, and no other place lists it.
 """
 
 import importlib

@@ -2,7 +2,7 @@
 
 Lower layers map an input to its features z. A client adds a vector of its own,
 zero at first, to z before the head, and trains it with all other weights: the
-personalized representation bias memory, which takes up what is particular to
+personalized representation bias memory, which absorbs what is particular to
 its data. Mean regularization keeps the features' mean over its examples near
 the consensus, the mean over all clients: beside its loss it minimizes
 
@@ -55,7 +55,7 @@ def build_fed_dbe(
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
-  """Build FedDBE: train with a vector of the client's own, and like features.
+  """Build FedDBE: train with a vector per client, and features near a mean.
 
   Args:
     model: The model, with the vector as its local variable, such as

@@ -4,7 +4,7 @@ Each client remembers the gradient of its loss where its last round ended, g_k,
 zero at first. In a round it minimizes its loss plus
 `alpha / 2 |w - x|^2 - <g_k, w>` from the received x, and then subtracts
 `alpha (w - x)` from g_k. Where all clients end at the same w, their joint loss
-is least. The server moves to the mean of the clients' w, minus `h / alpha`,
+is minimal. The server moves to the mean of the clients' w, minus `h / alpha`,
 where h sums `-alpha (w - x)` of all clients that took part, over the number of
 all clients.
 

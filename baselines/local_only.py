@@ -1,4 +1,4 @@
-"""Purely local training: each client without all others.
+"""Purely local training: each client trains alone.
 
 The baseline of every paper on personalization. All clients start from the same
 global weights.

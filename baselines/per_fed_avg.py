@@ -46,7 +46,7 @@ def build_per_fed_avg(
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
-  """Build Per-FedAvg: train weights from which a client's own step goes far.
+  """Build Per-FedAvg: train weights that a client's own step improves most.
 
   Args:
     model: The model, without local variables.

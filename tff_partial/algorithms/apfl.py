@@ -112,16 +112,16 @@ def build_apfl_eval(
 ) -> evaluation.Evaluation:
   """Build an evaluation with the mixture of w and the v that clients remember.
 
-  With `personalise`, they train v before, through the mixture with alpha fixed,
-  as new clients need it.
+  With `personalise`, which new clients need, they first train v through the
+  mixture, with alpha fixed.
 
   Args:
     model: The model.
     mixture: alpha of the paper, as in training.
     mixture_learning_rate: As in training; if it is not 0, alpha is the number
       that each client has learned.
-    personalise: How clients personalise before, as new ones need it; not at
-      all by default.
+    personalise: How clients train v before they are measured; not at all by
+      default.
     split: As for `evaluation.build_query_evaluation`.
 
   Example:

@@ -37,8 +37,8 @@ def build_ditto(
     penalty: lambda of the paper, which keeps v near the received w; 0 for
       purely local training.
     training: How w is trained; `Phase()` by default.
-    personal: How v is trained; likewise. One that is not given has the examples
-      of the other.
+    personal: How v is trained; likewise. If only one of the two is given, the
+      other has its examples.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 

@@ -6,8 +6,8 @@ and vector: `(1, u) (1, u)'` and `(1, u)` times the rating less the user's part
 of it, as in Chien et al. ("Private alternating least squares: practical private
 matrix completion with tighter rates", ICML 2021). The server raises small or
 negative eigenvalues of the noisy matrices, and solves. It is here to compare
-with `fed_als_private.py`, of which all else is taken: what it costs, that a
-user's message is bounded as a whole, and clients' solves.
+with `fed_als_private.py`, with which it shares all else: the cost in epsilon,
+the bound of a user's message as a whole, and clients' solves.
 
 Deviations: users and items have biases, and items may have public columns that
 are not learned. A user's ratings are not sampled but weighted, by the root of
@@ -59,7 +59,7 @@ def build_dp_als(
     ... )
 
   Raises:
-    SettingError: If the model is another, or the attributes do not fit it.
+    SettingError: If it is another model, or the attributes do not fit it.
     PrivacyError: If the aggregator is no mean of a plan with a `FixedClip`.
   """
   return private_ratings.compose_released(

@@ -50,7 +50,7 @@ def build_fed_ala(
   """Build FedALA: mix the received model with the client's own, and train that.
 
   Metrics of training are those of the mixture, before each step of its shares,
-  and clients weigh by the examples on which they learn these.
+  and clients are weighted by the examples on which they learn these.
 
   Args:
     model: The model, without local variables.

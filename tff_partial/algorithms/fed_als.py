@@ -5,8 +5,8 @@ local weights are the posterior of its bias and vector: their mean, which is one
 linear solve (`Exact`), and their covariance. The server keeps the posterior of
 each item's bias and vector, which it solves from sums that clients send for the
 items that they rated; the priors of users and items, and the variance of the
-noise, are estimated again in each round. Nothing is to be tuned but the number
-of factors, and predictions have error bars.
+noise, are estimated again in each round. Only the number of factors has to be
+chosen, and predictions have error bars.
 
 This is the variational Bayes of Lim and Teh ("Variational Bayesian approach to
 movie rating prediction", KDD Cup 2007), with full covariances; with those of
@@ -15,8 +15,8 @@ form is in Chien et al. (ICML 2021).
 
 Deviations: clients need not all take part in a round. Sums of earlier rounds
 then count by the weight `memory`, as in incremental EM (Neal and Hinton, 1998),
-but a client's own earlier part is not replaced. In a round in which no client
-counts all stays as it is.
+but a client's own earlier part is not replaced. A round in which no client
+counts changes nothing.
 """
 
 import collections
@@ -55,16 +55,16 @@ def build_fed_als(
     model: The model, from `templates.rating_posteriors.build_model`.
     memory: Weight of the sums of earlier rounds, from 0, for cohorts of all
       clients, to less than 1: about `1 - cohort / clients`.
-    attributes: Attributes of items, `[items, width]`, about from 0 to 1, such
-      as genres: the mean of an item's prior follows them, so that also an item
-      without ratings has one. Those of users are in the model.
+    attributes: Attributes of items, `[items, width]`, roughly from 0 to 1, such
+      as genres: the mean of an item's prior follows them, also if the item has
+      no ratings. Those of users are in the model.
 
   Example:
     >>> model = templates.rating_posteriors.build_model(1_000, 20)
     >>> process = algorithms.build_fed_als(model)
 
   Raises:
-    SettingError: If the memory is not possible, the model is another, or the
+    SettingError: If the memory is impossible, it is another model, or the
       attributes do not fit it.
   """
   posteriors.check_model('build_fed_als', model)

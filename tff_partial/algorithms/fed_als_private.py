@@ -48,7 +48,7 @@ def build_fed_als_private(
       many factors as are learned and attributes together.
     aggregation: With the aggregator that clips and noises: `plan.mean()` of a
       plan with a `FixedClip`. All clients should take part in each round.
-    attributes: Attributes of items, `[items, width]`, about from 0 to 1. They
+    attributes: Attributes of items, `[items, width]`, roughly from 0 to 1. They
       must be public, known without any rating.
 
   Example:
@@ -58,7 +58,7 @@ def build_fed_als_private(
     ... )
 
   Raises:
-    SettingError: If the model is another, or the attributes do not fit it.
+    SettingError: If it is another model, or the attributes do not fit it.
     PrivacyError: If the aggregator is not such a mean.
   """
   return private_ratings.compose_released(

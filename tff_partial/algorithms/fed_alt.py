@@ -2,8 +2,8 @@
 
 The paper's v are the local variables, its u the global ones. `personal` trains
 v while u is fixed: tau_v steps with gamma_v; then `shared` trains u while v is
-fixed: tau_u steps with gamma_u. With `personalise`, an evaluation tunes v
-before, as in the final step of the paper's experiments; new clients need it.
+fixed: tau_u steps with gamma_u. With `personalise`, an evaluation first
+tunes v, as in the final step of the paper's experiments; new clients need it.
 
 Deviations: each client initializes its v itself, where the paper starts from a
 pretrained model; clients are weighted by their examples unless

@@ -66,10 +66,10 @@ def build_fed_embed(
     parts: The parts of the model.
     assignment: How clients are assigned their sub-population: one of
       `assignments.py`.
-    training: How clients train: optimizer, batches, epochs; by its examples
-      they are assigned, too. An optimizer of GLOBAL is also that of the
-      sub-populations' heads. What an `Exact` of LOCAL solves for comes before
-      the rest.
+    training: How clients train: optimizer, batches, epochs; its examples also
+      decide the assignment. An optimizer of GLOBAL is also that of the
+      sub-populations' heads. Weights that an `Exact` of LOCAL solves for come
+      before the rest.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
@@ -125,16 +125,16 @@ def build_fed_embed_eval(
 ) -> evaluation.Evaluation:
   """Build an evaluation with the heads of clients' sub-populations.
 
-  Clients choose it by their support set and the embedding that they remember.
-  With `personalise`, for clients that never took part, they train the embedding
-  first, through the heads that all share; if each has its own head, they train
-  both.
+  Clients choose a head by their support set and the embedding that they
+  remember. With `personalise`, for clients that never took part, they first
+  train the embedding through the shared heads; with a head of their own, they
+  train both.
 
   Args:
     model: The model.
     parts: The parts of the model.
     assignment: As for `build_fed_embed`.
-    personalise: How new clients train what is their own; not at all by default.
+    personalise: How new clients train their own weights; not at all by default.
     split: Support and query set; the two halves by default.
 
   Example:

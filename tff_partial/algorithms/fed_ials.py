@@ -15,7 +15,7 @@ privacy-preserving personalized recommendation system", 2019).
 Deviations: the server solves for items exactly, where Ammad-ud-din et al. take
 gradient steps. Clients need not all take part in a round: sums of earlier
 rounds then count by the weight `memory`, and a client's own earlier part is not
-replaced. In a round in which no client counts all stays as it is.
+replaced. A round in which no client counts changes nothing.
 """
 
 import collections
@@ -52,7 +52,7 @@ def build_fed_ials(
 
   Args:
     model: The model, from `templates.implicit_factors.build_model`.
-    weighting: Weights of what is not observed and of the regularization.
+    weighting: Weights of unobserved items and of the regularization.
     memory: Weight of the sums of earlier rounds, from 0, for cohorts of all
       clients, to less than 1: about `1 - cohort / clients`.
 
@@ -61,7 +61,7 @@ def build_fed_ials(
     >>> process = algorithms.build_fed_ials(model)
 
   Raises:
-    SettingError: If the memory is not possible, or the model is another.
+    SettingError: If the memory is impossible, or it is another model.
   """
   factors.check_model('build_fed_ials', model)
   weighting.check()
@@ -187,7 +187,7 @@ def build_fed_ials_eval(
     >>> evaluation = algorithms.build_fed_ials_eval(model)
 
   Raises:
-    SettingError: If a weight is not possible, or the model is another.
+    SettingError: If a weight is impossible, or it is another model.
   """
   factors.check_model('build_fed_ials_eval', model)
   weighting.check()

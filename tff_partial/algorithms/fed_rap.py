@@ -1,8 +1,8 @@
 """FedRAP: additive personalization of items (Li et al., ICLR 2024).
 
-Of user i, item j has the vector `C_j + D_j`: C is shared by all users, and D is
-the user's own table, which is kept and never sent, as is the user's vector u.
-The score is `<u, C_j + D_j>`. Clients minimize, in u, D and C together,
+For user i, item j has the vector `C_j + D_j`: C is shared by all users, and D
+is the user's own table, which is kept and never sent, as is its vector u. The
+score is `<u, C_j + D_j>`. Clients minimize, in u, D and C together,
 
   loss - lambda ||D - C||^2 + mu ||C||_1,
 
@@ -14,9 +14,9 @@ Deviations: as in decoupled weight decay, the two regularizers have a step of
 their own of rate 1 after the steps on each batch, so that lambda and mu mean
 the same with any optimizer. The loss is that of the model: use
 `templates.ranking.loss_with_negatives('binary')`, of negatives drawn again in
-each step, for the paper's. C is made small by slopes, not by a threshold, so
-that its numbers are near zero, not zero. Nothing is added to updates for
-privacy, unless `aggregation` says so. `-lambda ||D - C||^2` has no minimum: a
+each step, for the paper's. C shrinks by gradients, not by a threshold, so that
+its numbers come near zero without reaching it. No noise is added to updates,
+unless by `aggregation`. `-lambda ||D - C||^2` has no minimum: a
 large lambda lets tables grow without bound.
 """
 

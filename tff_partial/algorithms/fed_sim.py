@@ -2,7 +2,7 @@
 
 The paper's v are the local variables, its u the global ones; both are trained
 simultaneously, with `optimizer={GLOBAL: sgd(gamma_u), LOCAL: sgd(gamma_v)}`.
-With `personalise`, an evaluation tunes v before while u stays fixed, as in the
+With `personalise`, an evaluation first tunes v while u stays fixed, as in the
 final step of the paper's experiments; new clients need it.
 
 Deviations: each client initializes its v itself, where the paper starts from a

@@ -8,8 +8,8 @@ Deviations: a client initializes its private parameters itself; for the paper's
 "default value" use a deterministic initializer, or let the clients learn one
 (`layers.PrivateVector`). Clients process their examples in order unless
 `training` shuffles. A client whose update is not finite does not count and
-keeps its state. New users, which the paper leaves to future work, have first
-values; with `personalise`, they train them before an evaluation.
+keeps its state. New users, which the paper leaves to future work, have initial
+values; with `personalise`, they train these before an evaluation.
 """
 
 from tff_partial.client_statistics import Statistic

@@ -6,15 +6,15 @@ clients know, and private ones, LOCAL tables of its users and items, whose sizes
 differ between clients. In a round (Algorithm 3) a client
 
 1. updates its model by the server's (Algorithm 1): the public rows by Eq. 1,
-   the private rows by Eq. 2, the less the more accurate it is itself on the
-   attribute;
+   the private rows by Eq. 2; the more accurate it is on the attribute itself,
+   the less;
 2. trains the whole model on its records, and measures its accuracy on each
    attribute on held-out records;
 3. sends its public components and drafts of its private ones.
 
 The server (Algorithm 2) averages the public rows of an attribute over the
 clients that are accurate enough on it, weighted by accuracy times records
-(Eq. 3), and aggregates the drafts (see `drafts.py`).
+(Eq. 3), and aggregates the drafts (see `drafts/`).
 
 Interpretations of the paper: the number of iterations on an attribute is the
 number of training records that have it. If a client holds out no record of an
@@ -30,7 +30,7 @@ rows. Eq. 2 is as printed unless `by_nearness`.
 Deviations if sums are joined with the update, so that one clip and its noise
 cover all that a client sends: records of Eq. 3 are shares of a client's own, so
 that large clients count no more than small ones; rows and thresholds move by
-means of moves (`row_means.py`), by less if clients have little data; and a
+means of moves (`drafts/row_means.py`), by less where data are few; and a
 client that measured no accuracy on an attribute does not move its threshold.
 """
 
@@ -129,7 +129,7 @@ def build_hpfl(
       attribute; otherwise they stay with the clients.
     join: How sums of public rows and of accuracies are aggregated; WITH_UPDATE
       clips and noises them by `aggregation`. Use the same for
-      `drafts.Sums`.
+      `drafts.centers.Sums`.
     aggregation: How the server aggregates what is joined with the update.
 
   Example:
@@ -183,8 +183,8 @@ def build_hpfl_eval(
   Args:
     model: The model.
     attributes: As in training.
-    personalise: How clients personalise before, as new ones need it; not at
-      all by default.
+    personalise: How clients, such as new ones, personalise before they are
+      measured; not at all by default.
     split: As for `evaluation.build_query_evaluation`.
 
   Example:

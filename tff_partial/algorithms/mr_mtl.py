@@ -43,7 +43,7 @@ def build_mr_mtl(
     model: The model, without local variables.
     penalty: lambda of the paper.
     training: How v is trained: optimizer, batches, epochs.
-    aggregation: How the server aggregates the ways from w to the clients' v.
+    aggregation: How the server aggregates the clients' differences v - w.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:

@@ -3,7 +3,7 @@
 A client's model reads the sum of the shared weights w and its own weights v;
 each step moves both by the same gradient, each at its own rate (Algorithm 1).
 Only updates of w leave the client, so that only these need noise; the larger
-the rate of v is beside that of w, the less the model depends on them.
+the rate of v is relative to that of w, the less the model depends on them.
 
 Deviations: clients may take several steps a round, where the paper's take one,
 and remember v, which is zero at first.

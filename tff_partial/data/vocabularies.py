@@ -290,7 +290,7 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
 def load(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
   """Read the vocabularies that a run or an export wrote to its folder.
 
-      items = vocabularies.load('run')['item']
+      items = tff_partial.load_vocabularies('run')['item']
       tf.keras.layers.Embedding(len(items), 16)
       tff_partial.from_pandas(..., encode={'item': items})
 

@@ -139,7 +139,7 @@ def fed_att(
   if run.privacy.is_on and run.privacy.dp != LOCAL:
     raise OptionError(
       '--algorithm=fed_att: the server divides by the sum of attentions, which '
-      'its noise would make anything. Give --dp=local, or use fed_avg.'
+      'its noise could bring near 0. Give --dp=local, or use fed_avg.'
     )
   return builder('build_fed_att')(
     model,
