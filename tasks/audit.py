@@ -42,9 +42,8 @@ class Audit(Options):
 
   canaries: int | None = option(
     None,
-    'Additional clients, of which each takes part or not, to be guessed; the '
-    'more, the sharper the bound. By default 500, or as many as the run can '
-    'hide.',
+    'Additional clients that may take part or not, to be guessed: the more, '
+    'the sharper the bound. By default 500, or as many as the run can hide.',
     at_least=8,  # `audit_bounds.FEWEST_GUESSES`.
   )
   confidence: float = option(

@@ -220,8 +220,8 @@ class Task(abc.ABC):
     if user == NOBODY:
       return self.model_with(FEATURES)
     raise OptionError(
-      f'--task={self.name}: its model has either features for an output or a '
-      'part that is its own. Use --algorithm=knn_per, or --task=next_word.'
+      f'--task={self.name}: no model of it has both local weights and features '
+      'as an output. Use --algorithm=knn_per, or --task=next_word.'
     )
 
   def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

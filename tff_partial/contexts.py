@@ -296,8 +296,8 @@ def batch_of(client: ClientContext) -> Batch:
   """
   if client.batch is None:
     raise ContextError(
-      'There is no batch at this place of the work: only terms and answers of '
-      'phases know one.'
+      '`client.batch` is None here: only the terms and the `predict_fn` of a '
+      'phase have a batch.'
     )
   return client.batch
 
@@ -310,8 +310,8 @@ def outcome_of(client: ClientContext) -> Outcome:
   """
   if client.outcome is None:
     raise ContextError(
-      "There is no outcome before a client's work is done: only statistics and "
-      'what is kept know it.'
+      "`client.outcome` is None before a client's work is done: only "
+      'statistics and the `keep` of a client state have it.'
     )
   return client.outcome
 

@@ -187,7 +187,7 @@ class Config(Options):
     for flag, names in readers.items():
       if getattr(self.task, flag, False) and self.algorithm not in names:
         raise OptionError(
-          f'--{flag}: only {" and ".join(names)} reads it. Leave it out.'
+          f'--{flag}: only {" or ".join(names)} reads it. Leave it out.'
         )
     if self.how.user in (tasks_lib.POSTERIOR, tasks_lib.PUBLIC_POSTERIOR):
       self.task.refuse_set(

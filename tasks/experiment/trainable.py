@@ -211,7 +211,7 @@ class Trainable:
     """
     if self._algorithm.has_memory:
       raise OptionError(
-        f'--algorithm={self._config.algorithm}: clients also answer by what is '
-        'no part of a model, such as a memory. Use the algorithm by which the '
-        'model was trained, such as fed_recon.'
+        f'--algorithm={self._config.algorithm}: clients also predict by more '
+        'than a model, such as a memory. Use the algorithm by which the model '
+        'was trained, such as fed_recon.'
       )

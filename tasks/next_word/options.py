@@ -33,8 +33,7 @@ class VocabularyOptions(Options):
   vocabulary_noise: float | None = option(
     None,
     'Choose the vocabulary by how many users have a word, with noise of this '
-    'multiplier and a threshold, at a cost in epsilon that a private run '
-    'counts; by default by exact counts.',
+    'multiplier and a threshold, at a cost in epsilon; by default without.',
     at_least=0,
   )
   vocabulary_delta: float = detail(

@@ -118,7 +118,7 @@ class NoisyThreshold:
     """
     if self.delta * num_users >= 1.0:
       raise OptionError(
-        f'delta: {self.delta:.3g} would allow to publish one user of '
+        f'delta: {self.delta:.3g} would allow publishing one user of '
         f'{num_users}. Give less than {1.0 / num_users:.3g}.'
       )
     if self.threshold > num_users:

@@ -33,9 +33,8 @@ class PreferenceOptions(TaskOptions):
   )
   num_groups: int | None = detail(
     None,
-    'Number of heads, prototypes, nodes or centers that users choose among; by '
-    'default that of the sub-populations. More are an overestimate, as in '
-    'section 6 of FedEmbed.',
+    'Heads, prototypes, nodes or centers to choose among; by default one for '
+    'each sub-population. More are an overestimate (FedEmbed, section 6).',
     flag='preference_groups',
     at_least=2,
   )
@@ -46,8 +45,7 @@ class PreferenceOptions(TaskOptions):
   )
   type_head: bool = option(
     True,
-    "Train FedEmbed's model through its type head, too; Figure 4 also shows it "
-    'without.',
+    "Train FedEmbed's model by its type head, too; Figure 4 varies this.",
   )
   embedding_spread: float = option(
     1.0,

@@ -28,8 +28,7 @@ class Csv(Options):
   )
   user: str | None = option(
     None,
-    'Column with the user; by default one with a usual name, such as user or '
-    'userId.',
+    'Column with the user; by default one named like user or userId.',
     flag='csv_user',
   )
   item: str | None = option(
@@ -44,8 +43,7 @@ class Csv(Options):
   )
   time: str | None = option(
     None,
-    'Column with the time, as numbers or dates; by default one such as '
-    'timestamp or date, if there is one.',
+    'Column with the time, as numbers or dates; by default one such as date.',
     flag='csv_time',
   )
   separator: str | None = option(
@@ -82,8 +80,7 @@ class Ends(Options):
 
   top_n_csv: bool = detail(
     True,
-    'After training, write top_n.csv: for each user the unrated items with the '
-    'highest predicted ratings.',
+    'After training, write top_n.csv: the best unrated items of each user.',
     may_change=True,
   )
   top_n: int = option(

@@ -143,7 +143,7 @@ class Canaries:
         self.number,
         largest,
         f'they count as clients, of whom there are {num_clients} beside them, '
-        f'and delta, {delta:g}, must be below one in the population',
+        f'and delta, {delta:g}, must be below 1 / population',
       )
 
   def places(self, sizes: Sequence[int]) -> np.ndarray:

@@ -275,8 +275,8 @@ def check_fields(
   missing = [n for n in example_spec if n not in fields and n != 'weight']
   if missing:
     raise ClientDataError(
-      f'{where} lacks the fields {missing}; an example consists of '
-      f'{list(example_spec)}, found are {list(fields)}.'
+      f'{where} lacks the fields {missing}: an example consists of '
+      f'{list(example_spec)}, and {list(fields)} are given.'
     )
   _check_names('field', fields, example_spec, where)
 

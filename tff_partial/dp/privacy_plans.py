@@ -235,8 +235,8 @@ def _check_delta(delta: float, once_delta: float, population: int) -> None:
   """Check the delta of a guarantee and its share for one-time releases."""
   if delta * population >= 1.0:
     raise PrivacyError(
-      f'`delta` must be below one in the population, {1.0 / population:.3g}: '
-      f'publishing one user of {population} would be allowed at {delta:.3g}.'
+      f'`delta` must be below 1 / population, {1.0 / population:.3g}: '
+      f'{delta:.3g} would allow publishing one of the {population} users.'
     )
   samplings.check(
     0.0 <= once_delta < delta,

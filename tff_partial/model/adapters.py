@@ -48,8 +48,8 @@ def freeze(
   """Freeze the global variables, and train only some of them.
 
   Frozen variables keep their values: those of `from_keras(initial_weights=)`,
-  or drawn ones. They are neither sent nor remembered. Local
-  and group variables, and moving averages, are as before.
+  or drawn ones. They are neither sent nor remembered. Local and
+  group variables, and moving averages, are as before.
 
   Args:
     model: The model.
@@ -95,7 +95,7 @@ def add_lora(
     model: The model, usually with `initial_weights`.
     rank: Number of columns of A and of rows of B.
     where: Layers or variables to adapt, as for `from_keras(local=)`. All
-      matching global variables of at least two axes, except biases, are adapted.
+      matching global variables with two axes or more but biases are adapted.
     alpha: Scale of the adapters, times the rank; by default the rank, for a
       scale of 1.
     a: Holder of A: 'global', 'local', or 'frozen' if it keeps its drawn values.

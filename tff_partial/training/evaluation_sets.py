@@ -90,14 +90,14 @@ class EvaluationSet:
     taken = self.evaluation.initialize_client.type_signature.result
     if remembered is None:
       raise ProgramError(
-        'The clients of this evaluation set come with what they remember from '
-        'training, but there is no client store to read it from. Pass one, '
+        'The evaluation set has `remembering=True`, but there is no client '
+        'store to read. Pass one, such as `client_store=result.client_store`, '
         'or let `remembering` be False.'
       )
     if not client_work.serves(remembered, taken):
       raise ProgramError(
-        'The clients of this evaluation set come with what they remember from '
-        f'training, {remembered}, but its evaluation takes {taken}. Build the '
+        'The evaluation set has `remembering=True`, but clients remember '
+        f'{remembered}, and the evaluation takes {taken}. Build the '
         'evaluation with the client state of the process, or let '
         '`remembering` be False.'
       )

@@ -79,8 +79,8 @@ class CohortSampler:
     if self.num_asked * (self.rounds_per_tree or 1) > len(self.client_ids):
       if self.rounds_per_tree:
         raise ProgramError(
-          f'{self.rounds_per_tree} rounds of {self.num_asked} clients without '
-          'anybody twice need more than the population of '
+          f'{self.rounds_per_tree} rounds of {self.num_asked} clients with '
+          'none twice need more than the population of '
           f'{len(self.client_ids)}. Lower one of them.'
         )
       raise ProgramError(

@@ -96,8 +96,8 @@ def top_n(
   if scores.size != len(left) or not np.isfinite(scores).all():
     raise ProgramError(
       f'top_n: the model predicts {list(scores.shape)} for {len(left)} '
-      'candidates, of which each takes one finite number. Rank what its score '
-      'is by a model with that alone for an output.'
+      'candidates, but each needs one finite number as its score. Pass a model '
+      'whose only output is the score.'
     )
   scores = scores.reshape([-1])
   best = np.argsort(-scores, kind='stable')[:n]

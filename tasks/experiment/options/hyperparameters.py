@@ -60,16 +60,14 @@ class FedEmbed(Options):
   )
   map_server_rate: float | None = option(
     None,
-    'Factor by which the server applies the mean of these moves over a cohort, '
-    "most of whose clients do not move a given node. By default the server's "
-    'optimizer moves nodes, as all else.',
+    'Factor of the server on the mean of these moves, to which most clients of '
+    'a cohort add nothing. By default its optimizer moves nodes.',
     at_least=0,
   )
   head_ridge: float | None = detail(
     None,
-    'fed_embed_personal: ridge with which clients solve exactly for their own '
-    'head, before they train and before they are measured; by default they '
-    'train it by steps alone.',
+    'fed_embed_personal: ridge with which clients solve for their own head, '
+    'before they train and are measured; by default they train it by steps.',
   )
   map_radius: float = detail(
     1.0,
@@ -252,8 +250,7 @@ class Hyperparameters(Options):
   )
   learned_first_values: bool = option(
     False,
-    'Start local weights from values that all clients learn together, instead '
-    'of drawn ones.',
+    'Start local weights from values that all clients learn together.',
   )
   penalty: float | None = option(
     None,
@@ -303,8 +300,7 @@ class Hyperparameters(Options):
   )
   implicit_ridge: float = detail(
     0.007,
-    'fed_ials: L2 regularization of a vector, times the total weight of what '
-    'it is fitted to.',
+    'fed_ials: L2 regularization, times the total weight of the fitted data.',
     at_least=0,
   )
   view_difference: float = detail(

@@ -106,8 +106,7 @@ class Output(Options):
 
   output_dir: str | None = option(
     None,
-    'Folder for everything that the run writes; the same command resumes the '
-    'run in it.',
+    'Folder for all that the run writes; the same command resumes the run.',
     may_change=True,
     is_common=True,
   )

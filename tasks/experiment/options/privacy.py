@@ -108,9 +108,8 @@ class Privacy(Options):
   )
   count_stddev: float | None = detail(
     None,
-    'Noise of the count of clients that adaptive clipping follows, in clients; '
-    'by default a twentieth of a cohort. The larger it is, the more noise '
-    'updates may have.',
+    'Noise of the count of clipped clients, in clients; by default a twentieth '
+    'of a cohort. The larger, the more noise updates may have.',
     at_least=0,
   )
   noise_seed: int | None = option(
@@ -121,8 +120,7 @@ class Privacy(Options):
   )
   simulated_population: int | None = option(
     None,
-    'Compute epsilon as if this many distinct users took part: a simulation of '
-    'a larger population by the one there is.',
+    'Compute epsilon as if so many users took part, which is a simulation.',
     at_least=1,
   )
   diagnostics: bool = option(
@@ -168,8 +166,8 @@ class Privacy(Options):
       )
     if needs_clip and self.dp_sampling is not None:
       raise OptionError(
-        f'--dp_sampling={self.dp_sampling}: chance does not help --dp=local '
-        'and --dp_mechanism=tree. Leave it out.'
+        f'--dp_sampling={self.dp_sampling}: sampling adds no privacy to '
+        '--dp=local and --dp_mechanism=tree. Leave it out.'
       )
     if self.dp == LOCAL and self.dp_mechanism == TREE:
       raise OptionError(

@@ -37,15 +37,13 @@ class Server(Options):
   )
   server_decay_rounds: int = option(
     0,
-    "Rounds over which the server's learning rate falls linearly to zero; 0 "
-    'keeps it constant.',
+    "Rounds in which the server's rate falls linearly to zero; 0: constant.",
     at_least=0,
   )
   aggregator: str = detail(
     'mean',
-    'How updates are joined: by the weighted mean; by that mean after TFF has '
-    'clipped long updates and zeroed extreme ones by adaptive bounds; or by a '
-    'join that compares all updates side by side.',
+    "How updates are joined: their weighted mean; that mean after TFF's "
+    'adaptive clipping and zeroing; or joins that compare all updates.',
     choices=('mean', 'robust', *_JOINS),
   )
   withstood_share: float = detail(
@@ -63,9 +61,8 @@ class Server(Options):
   )
   client_weighting: str | None = option(
     None,
-    'What a client counts by: its query examples (the default); all targets '
-    'that it trained on, such as the tokens of its sentences; or once each '
-    '(the default of a private run).',
+    'Weight of a client: its query examples (the default); all targets that it '
+    'trained on, such as tokens of sentences; or 1 (in private runs).',
     choices=(EXAMPLES, TARGETS, UNIFORM),
     group='Method',
   )

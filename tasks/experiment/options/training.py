@@ -100,16 +100,14 @@ class LocalTraining(Options):
   )
   tuned: str | None = option(
     None,
-    'For algorithms that fine-tune: the variables that clients tune before '
-    'they are measured, as a regular expression over whole names, such as '
-    'bucket_embedding/.*; by default all.',
+    'For fine-tuning: regular expression over whole names of the variables '
+    'that clients tune, such as bucket_embedding/.*; by default all.',
   )
   tuning_learning_rate: float | None = option(
     None,
     'Learning rate of global weights that clients tune before they are '
-    'measured: after reconstruction, where the default is that of training, or '
-    'before they predict by a memory, where they do not tune by default. '
-    'Passes and steps are those of reconstruction.',
+    'measured: after reconstruction, by default as in training, or before they '
+    'predict by a memory, by default none. Steps: as in reconstruction.',
     at_least=0,
   )
   personalise_seen: bool = option(
@@ -121,9 +119,8 @@ class LocalTraining(Options):
   shuffle: bool = option(False, 'Take examples in a new order in each pass.')
   split: str = option(
     'halves',
-    'Support and query set of a client: the first and second half; a first '
-    'share and the rest; even and odd batches; all examples in both; the older '
-    'share and the rest.',
+    'Support and query set: first and second half; first share and the rest; '
+    'even and odd batches; all examples in both; older share and the rest.',
     choices=('halves', 'fraction', 'alternating', 'same', 'by_time'),
     group='Method',
     is_common=True,

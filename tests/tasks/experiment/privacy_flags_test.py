@@ -190,7 +190,7 @@ def test_other_private_runs(tmp_path, flags, sampling):
     (('--target_epsilon=0.001',), 'the nearest possible is'),
     (('--noise_multiplier=1',), '--target_epsilon=8.0 and --noise_multiplier'),
     (('--target_epsilon=nan',), '--target_epsilon=nan: give a finite number'),
-    (('--delta=0.01',), 'below one in the population'),
+    (('--delta=0.01',), 'below 1 / population'),
     (('--clip=0',), 'clip'),
     (('--client_weighting=examples',), '--client_weighting=uniform'),
     (('--set=aggregator=robust',), '--set=aggregator=robust'),

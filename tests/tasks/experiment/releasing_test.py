@@ -145,7 +145,7 @@ def test_without_the_words_no_program_goes_on(copy, draws):
 @pytest.mark.parametrize(
   ('flags', 'said'),
   [
-    (('--delta=0.05',), 'must be below one in the population'),
+    (('--delta=0.05',), 'must be below 1 / population'),
     (('--delta=0.009',), 'What is released once must leave something'),
     (('--clients_per_round=43',), '43'),
     (('--next_word_vocabulary_noise=50',), 'A word is told if'),
