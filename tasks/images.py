@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.task import GROUPS
-from tasks.task import NOBODY
-from tasks.task import OWN
+from tasks import task
 import tff_partial
 from tff_partial.data import examples
 from tff_partial.data import partitions
@@ -104,8 +102,8 @@ def build_partial(
   copies of all.
   """
   forms: dict[str, dict[str, Any]] = {
-    OWN: {'local': local},
-    NOBODY: {},
-    GROUPS: {'group': '.*', 'num_groups': num_groups},
+    task.OWN: {'local': local},
+    task.NOBODY: {},
+    task.GROUPS: {'group': '.*', 'num_groups': num_groups},
   }
   return keras_models.from_keras(build, **forms[user], **options)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tasks import images as images_lib
+from tasks import task
 from tasks.emnist import images as emnist_images
 from tasks.emnist import models as emnist_models
 from tasks.emnist.options import DIRICHLET
@@ -26,17 +27,6 @@ from tasks.emnist.options import MNIST
 from tasks.emnist.options import NAME
 from tasks.emnist.options import WRITERS
 from tasks.errors import OptionError
-from tasks.task import Data
-from tasks.task import FEATURES
-from tasks.task import GROUPS
-from tasks.task import MeasuredByProtocol
-from tasks.task import NOBODY
-from tasks.task import OWN
-from tasks.task import SEEN
-from tasks.task import SHIFTED
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 from tff_partial.data import examples
 from tff_partial.data import partitions
 from tff_partial.data import populations
@@ -44,8 +34,8 @@ from tff_partial.model import models
 
 # pFedMe keeps a quarter of a user's images for tests. It has no validation
 # images, so these come out of the other three quarters.
-_OF_IMAGES = {TRAIN: 0.65, VALIDATION: 0.1, TEST: 0.25}
-_OF_USERS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
+_OF_IMAGES = {task.TRAIN: 0.65, task.VALIDATION: 0.1, task.TEST: 0.25}
+_OF_USERS = {task.TRAIN: 0.8, task.VALIDATION: 0.1, task.TEST: 0.1}
 # Minimum number of images of a user, and of each label that it holds.
 _LEAST = 10
 # The user's part by default: the last layer. Logistic regression has no other
@@ -58,7 +48,7 @@ _OWN = {
 }
 
 
-class Emnist(MeasuredByProtocol):
+class Emnist(task.MeasuredByProtocol):
   """Users as clients, their images as examples.
 
   Attributes:
@@ -70,7 +60,7 @@ class Emnist(MeasuredByProtocol):
   learned_from_training: tuple[str, ...] = ()
   higher_is_better = True
   attribute = 'most frequent label'
-  forms = (OWN, NOBODY, GROUPS, FEATURES, SHIFTED)
+  forms = (task.OWN, task.NOBODY, task.GROUPS, task.FEATURES, task.SHIFTED)
 
   def __init__(
     self, images: images_lib.Images, options: EmnistOptions, seed: int
@@ -81,7 +71,7 @@ class Emnist(MeasuredByProtocol):
     self._holdings = partitions.limit(
       _hold(images, options, seed), options.max_examples
     )
-    if options.protocol == SEEN:
+    if options.protocol == task.SEEN:
       parts = partitions.split_examples(
         self._holdings, tuple(_OF_IMAGES.values()), images.is_test
       )
@@ -102,9 +92,9 @@ class Emnist(MeasuredByProtocol):
       images.num_classes,
       images.ink,
     )
-    if user in (FEATURES, SHIFTED):
+    if user in (task.FEATURES, task.SHIFTED):
       return emnist_models.build_with_prototypes(
-        build, is_shifted=user == SHIFTED, seed=self._seed
+        build, is_shifted=user == task.SHIFTED, seed=self._seed
       )
     return images_lib.build_partial(
       build,
@@ -149,8 +139,8 @@ class Emnist(MeasuredByProtocol):
     training part and are marked, for clients that personalise.
     """
     held = [self._parts[part]]
-    if self.protocol == SEEN and part != TRAIN:
-      held.insert(0, self._parts[TRAIN])
+    if self.protocol == task.SEEN and part != task.TRAIN:
+      held.insert(0, self._parts[task.TRAIN])
     return images_lib.pack(
       self.images.pixels,
       held,
@@ -188,7 +178,7 @@ def _hold(
   return partitions.by_owner(images.writers, seed=seed)
 
 
-def load(options: EmnistOptions, data: Data, seed: int) -> Emnist:
+def load(options: EmnistOptions, data: task.Data, seed: int) -> Emnist:
   """Load the images and make the task.
 
   Images are in the folder `emnist` below `data_dir`. Synthetic are the small

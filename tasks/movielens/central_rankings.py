@@ -22,11 +22,9 @@ from scipy import sparse
 import tensorflow as tf
 
 from tasks import shared_options as shared
+from tasks import task as tasks_lib
 from tasks.movielens import ranking
 from tasks.movielens.options import RankingOptions
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 from tff_partial.model import ranking_metrics
 
 # (known interactions, 0 or 1, `[users, items]`) -> scores of the same shape.
@@ -108,15 +106,15 @@ def interactions(
 
 def compare(task: ranking.MovieLensRanking) -> dict[str, dict[str, float]]:
   """Return the test metrics of popularity and of the best neighbours."""
-  train, _ = interactions(task, TRAIN)
+  train, _ = interactions(task, tasks_lib.TRAIN)
   both = train.T @ train
-  of_validation = interactions(task, VALIDATION)
+  of_validation = interactions(task, tasks_lib.VALIDATION)
   tried = {
     setting: measure(item_neighbours(both, *setting), *of_validation)
     for setting in SETTINGS
   }
   best = max(SETTINGS, key=lambda setting: tried[setting]['ndcg_10'])
-  of_test = interactions(task, TEST)
+  of_test = interactions(task, tasks_lib.TEST)
   number, shrink = best
   return {
     'popularity': measure(popularity(train), *of_test),

@@ -17,20 +17,11 @@ import pandas as pd
 import tensorflow as tf
 
 from tasks import shared_options as shared
+from tasks import task
 from tasks.movielens import data as movielens_data
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
 from tasks.movielens.options import RankingOptions
-from tasks.task import ADDITIVE
-from tasks.task import Data
-from tasks.task import EvaluationClients
-from tasks.task import IMPLICIT
-from tasks.task import NOBODY
-from tasks.task import OWN
-from tasks.task import Task
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 import tff_partial
 from tff_partial import evaluation as evaluations
 from tff_partial.data import examples
@@ -45,7 +36,7 @@ _RANDOM_TASTES = 4
 _HELD_OUT = 5
 
 
-class MovieLensRanking(Task):
+class MovieLensRanking(task.Task):
   """Users as clients, the films that they rated as examples.
 
   Attributes:
@@ -58,7 +49,7 @@ class MovieLensRanking(Task):
   higher_is_better = True
   # Exact solves; vectors of users that are trained by gradients, alone or with
   # a table of items for each user; items alone.
-  forms = (IMPLICIT, OWN, ADDITIVE, NOBODY)
+  forms = (task.IMPLICIT, task.OWN, task.ADDITIVE, task.NOBODY)
   learned_from_training: tuple[str, ...] = ('list of items',)
 
   def __init__(
@@ -89,13 +80,15 @@ class MovieLensRanking(Task):
       ]
       test, validation = map(latest, held_out)
       train = latest(frame[from_end >= 2])
-      return {TRAIN: train, VALIDATION: validation, TEST: test}
+      return {task.TRAIN: train, task.VALIDATION: validation, task.TEST: test}
     frame = latest(frame)
     number = frame.groupby('user_id')['user_id'].transform('size')
     is_query = from_end[frame.index] < np.maximum(number // _HELD_OUT, 1)
     frame = frame.assign(is_query=is_query.astype(np.int32))
     parts = movielens_data.split_users(frame, seed=self._seed)
-    return dict(zip((TRAIN, VALIDATION, TEST), parts, strict=True))
+    return dict(
+      zip((task.TRAIN, task.VALIDATION, task.TEST), parts, strict=True)
+    )
 
   @property
   def counts(self) -> dict[str, Any]:
@@ -106,27 +99,27 @@ class MovieLensRanking(Task):
         part: {
           'users': frame['user_id'].nunique(),
           'interactions': len(frame),
-          'held_out': int(frame['is_query'].sum()) if part != TRAIN else 0,
+          'held_out': int(frame['is_query'].sum()) if part != task.TRAIN else 0,
         }
         for part, frame in self.frames.items()
       },
     }
 
-  def _clients(self, part: str) -> EvaluationClients:
+  def _clients(self, part: str) -> task.EvaluationClients:
     seen = self._options.protocol == shared.SEEN
-    return EvaluationClients(part, seen, splits.by_mark())
+    return task.EvaluationClients(part, seen, splits.by_mark())
 
   @property
-  def validation(self) -> EvaluationClients:
-    return self._clients(VALIDATION)
+  def validation(self) -> task.EvaluationClients:
+    return self._clients(task.VALIDATION)
 
   @property
-  def tests(self) -> dict[str, EvaluationClients]:
-    return {self._options.protocol: self._clients(TEST)}
+  def tests(self) -> dict[str, task.EvaluationClients]:
+    return {self._options.protocol: self._clients(task.TEST)}
 
   def _build_model(self, user: str) -> models.PartialModel:
     options, num_items = self._options, self.ratings.num_items
-    if user == IMPLICIT:
+    if user == task.IMPLICIT:
       return implicit_factors.build_model(
         num_items, options.num_factors, seed=self._seed
       )
@@ -136,17 +129,17 @@ class MovieLensRanking(Task):
         num_items,
         options.num_factors,
         num_negatives=options.num_negatives,
-        biases=options.biases or user == NOBODY,
-        own_table=user == ADDITIVE,
+        biases=options.biases or user == task.NOBODY,
+        own_table=user == task.ADDITIVE,
       ),
-      local=None if user == NOBODY else movielens_models.LOCAL_LAYERS,
+      local=None if user == task.NOBODY else movielens_models.LOCAL_LAYERS,
       loss=ranking.loss_with_negatives(options.ranking_loss),
       labels=tf.TensorSpec([]),
       seed=self._seed,
     )
 
   def measured(
-    self, evaluation: evaluations.Evaluation, clients: EvaluationClients
+    self, evaluation: evaluations.Evaluation, clients: task.EvaluationClients
   ) -> evaluations.Evaluation:
     """Return the evaluation by ranking of the same personalisation."""
     outputs = evaluation.model.prediction_spec
@@ -232,7 +225,9 @@ def _with_random_tastes(
   return frame.assign(item_id=np.concatenate(drawn).astype(np.int32))
 
 
-def load(options: RankingOptions, data: Data, seed: int) -> MovieLensRanking:
+def load(
+  options: RankingOptions, data: task.Data, seed: int
+) -> MovieLensRanking:
   """Load the ratings, as the task movielens does, and make the task."""
   ratings = movielens.load_ratings(data, options.data_set)
   return MovieLensRanking(ratings, options, seed)

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tasks import task
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.movielens import data as movielens_data
@@ -23,18 +24,6 @@ from tasks.movielens import synthetic
 from tasks.movielens.options import FactorizationOptions
 from tasks.movielens.options import MovieLensOptions
 from tasks.movielens.options import NAME
-from tasks.task import Data
-from tasks.task import MeasuredByProtocol
-from tasks.task import NOBODY
-from tasks.task import OWN
-from tasks.task import POSTERIOR
-from tasks.task import PUBLIC_POSTERIOR
-from tasks.task import Recommendation
-from tasks.task import TABLE
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import UNSEEN
-from tasks.task import VALIDATION
 import tff_partial
 from tff_partial.data import examples
 from tff_partial.data import populations
@@ -44,7 +33,7 @@ from tff_partial.templates import rating_posteriors
 from tff_partial.training import top_candidates
 
 # Shares of the parts of the data.
-_FRACTIONS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
+_FRACTIONS = {task.TRAIN: 0.8, task.VALIDATION: 0.1, task.TEST: 0.1}
 
 # Levels of the intervals whose coverage is measured.
 _LEVELS = (0.5, 0.8, 0.95)
@@ -56,7 +45,7 @@ _DOWNLOADED = 'ml-1m'
 _FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
 
 
-class MovieLens(MeasuredByProtocol):
+class MovieLens(task.MeasuredByProtocol):
   """Users as clients, their ratings as examples.
 
   Attributes:
@@ -67,7 +56,13 @@ class MovieLens(MeasuredByProtocol):
   selection_metric = 'rmse'
   higher_is_better = False
   recommends = True
-  forms = (OWN, TABLE, NOBODY, POSTERIOR, PUBLIC_POSTERIOR)
+  forms = (
+    task.OWN,
+    task.TABLE,
+    task.NOBODY,
+    task.POSTERIOR,
+    task.PUBLIC_POSTERIOR,
+  )
   learned_from_training: tuple[str, ...] = ('list of items', 'scale of ratings')
 
   def __init__(
@@ -85,7 +80,7 @@ class MovieLens(MeasuredByProtocol):
       max_examples=options.max_examples,
       seed=seed,
     )
-    if options.protocol == UNSEEN:
+    if options.protocol == task.UNSEEN:
       parts = movielens_data.split_users(
         ratings.frame, tuple(_FRACTIONS.values()), seed=seed
       )
@@ -107,11 +102,11 @@ class MovieLens(MeasuredByProtocol):
     options = self._options
     mean = options.public_mean or 0.0
     if options.centred:
-      mean = float(self._frames[TRAIN]['rating'].mean())
+      mean = float(self._frames[task.TRAIN]['rating'].mean())
     scale = self.ratings.scale if options.clip_predictions else None
-    if user in (POSTERIOR, PUBLIC_POSTERIOR):
+    if user in (task.POSTERIOR, task.PUBLIC_POSTERIOR):
       width, columns = 0, self.item_columns()
-      if user == PUBLIC_POSTERIOR and columns is not None:
+      if user == task.PUBLIC_POSTERIOR and columns is not None:
         width = columns.shape[1]
       return rating_posteriors.build_model(
         self.ratings.num_items,
@@ -136,9 +131,9 @@ class MovieLens(MeasuredByProtocol):
         unit=self._unit,
         l2=options.l2,
         initial_scale=options.initial_scale,
-        num_users=len(self._users) if user == TABLE else None,
+        num_users=len(self._users) if user == task.TABLE else None,
       ),
-      local=movielens_models.LOCAL_LAYERS if user == OWN else None,
+      local=movielens_models.LOCAL_LAYERS if user == task.OWN else None,
       loss=self._loss(),
       metrics=self._metrics(scale),
       seed=self._seed,
@@ -210,12 +205,12 @@ class MovieLens(MeasuredByProtocol):
 
     With none known, the mean of the training ratings replaces the user's.
     """
-    frame = self._frames[TEST]
+    frame = self._frames[task.TEST]
     users = frame.groupby('user_id')['rating']
     place = users.cumcount()
     known = frame[place < num_support].groupby('user_id')['rating'].mean()
     predicted = frame['user_id'].map(known)
-    predicted = predicted.fillna(self._frames[TRAIN]['rating'].mean())
+    predicted = predicted.fillna(self._frames[task.TRAIN]['rating'].mean())
     is_measured = (place >= num_reserved) & (
       users.transform('size') >= self._options.min_examples
     )
@@ -242,7 +237,7 @@ class MovieLens(MeasuredByProtocol):
 
   def recommend(
     self, keras_model: tf.keras.Model, user_id: str, number: int
-  ) -> list[Recommendation]:
+  ) -> list[task.Recommendation]:
     rated = self.rated_by(user_id)
     unrated = np.setdiff1d(np.arange(self.ratings.num_items), rated['item_id'])
     if not 1 <= number <= len(unrated):
@@ -252,7 +247,7 @@ class MovieLens(MeasuredByProtocol):
       )
     low, high = self.ratings.scale
     return [
-      Recommendation(
+      task.Recommendation(
         int(item),
         self.ratings.item_titles[item],
         float(np.clip(score, low, high)),
@@ -308,7 +303,7 @@ def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
   return pd.concat([past.assign(is_query=0), later.assign(is_query=1)])
 
 
-def data_folder(data: Data, data_set: str) -> str:
+def data_folder(data: task.Data, data_set: str) -> str:
   """Return the folder of real data, fetched into it if it holds none.
 
   Args:
@@ -332,14 +327,14 @@ def data_folder(data: Data, data_set: str) -> str:
   return data.data_dir
 
 
-def load_ratings(data: Data, data_set: str) -> movielens_data.Ratings:
+def load_ratings(data: task.Data, data_set: str) -> movielens_data.Ratings:
   """Load, download or invent ratings; arguments as for `data_folder`."""
   if data.is_synthetic:
     return synthetic.generate()
   return movielens_data.load(data_folder(data, data_set), data_set)
 
 
-def load(options: MovieLensOptions, data: Data, seed: int) -> MovieLens:
+def load(options: MovieLensOptions, data: task.Data, seed: int) -> MovieLens:
   """Load the ratings and make the task.
 
   Data are in the folder `movielens/<data_set>` below `data_dir`.

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tasks import task
 from tasks.next_word import clients as clients_lib
 from tasks.next_word import corpora
 from tasks.next_word import losses
@@ -28,18 +29,6 @@ from tasks.next_word import synthetic
 from tasks.next_word import words as words_lib
 from tasks.next_word.options import NextWordOptions
 from tasks.next_word.options import VocabularyOptions
-from tasks.task import Clients
-from tasks.task import Data
-from tasks.task import EvaluationClients
-from tasks.task import FEATURES
-from tasks.task import NOBODY
-from tasks.task import OWN
-from tasks.task import Release
-from tasks.task import SEEN
-from tasks.task import Task
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 import tff_partial
 from tff_partial import random_bits
 from tff_partial.data import examples
@@ -47,7 +36,7 @@ from tff_partial.data import splits
 from tff_partial.model import models
 
 
-class NextWord(Task):
+class NextWord(task.Task):
   """Authors as clients, their sentences as examples.
 
   Attributes:
@@ -61,23 +50,23 @@ class NextWord(Task):
   higher_is_better = True
   predicts_tokens = True
   # Buckets with local vectors, or shared ones.
-  forms = (OWN, NOBODY, FEATURES)
+  forms = (task.OWN, task.NOBODY, task.FEATURES)
 
   def __init__(
     self,
     sentences: sentences_lib.Sentences,
     options: NextWordOptions,
     seed: int,
-    release: Release = Release(),
+    release: task.Release = task.Release(),
   ):
     """Divide the sentences and learn the vocabulary."""
     self.sentences = sentences
     self.parts = (
       parts_lib.divide_sentences(sentences)
-      if options.protocol == SEEN
+      if options.protocol == task.SEEN
       else parts_lib.divide_users(sentences, seed=seed)
     )
-    training = self.parts[TRAIN]
+    training = self.parts[task.TRAIN]
     ends = sentences.bounds[1:].copy()
     ends[training.users] = training.newer[:, 1]
     self._known = dataclasses.replace(sentences, ends=ends)
@@ -93,7 +82,10 @@ class NextWord(Task):
     )
 
   def _learned(
-    self, options: VocabularyOptions, users: Collection[int], release: Release
+    self,
+    options: VocabularyOptions,
+    users: Collection[int],
+    release: task.Release,
   ) -> words_lib.Words:
     """Choose the words of the vocabulary, in private runs with noise."""
     size, buckets = options.vocabulary_size, options.buckets
@@ -125,23 +117,23 @@ class NextWord(Task):
     words = self.words.words
     return f'{len(words)} words ({random_bits.derive(*words).tobytes().hex()})'
 
-  def released_anew(self, release: Release) -> 'NextWord':
+  def released_anew(self, release: task.Release) -> 'NextWord':
     return NextWord(self.sentences, self._options, self._seed, release)
 
   @property
-  def validation(self) -> EvaluationClients:
-    return self._measured(VALIDATION)
+  def validation(self) -> task.EvaluationClients:
+    return self._measured(task.VALIDATION)
 
   @property
-  def tests(self) -> dict[str, EvaluationClients]:
-    return {self._options.protocol: self._measured(TEST)}
+  def tests(self) -> dict[str, task.EvaluationClients]:
+    return {self._options.protocol: self._measured(task.TEST)}
 
-  def _measured(self, part: str) -> EvaluationClients:
+  def _measured(self, part: str) -> task.EvaluationClients:
     """Return clients to be measured on the same sentences by all algorithms."""
-    if self._options.protocol == SEEN:
+    if self._options.protocol == task.SEEN:
       mark = splits.by_mark(clients_lib.IS_QUERY)
-      return EvaluationClients(part, True, mark)
-    return EvaluationClients(part, False, splits.halves())
+      return task.EvaluationClients(part, True, mark)
+    return task.EvaluationClients(part, False, splits.halves())
 
   @property
   def counts(self) -> dict[str, Any]:
@@ -151,14 +143,14 @@ class NextWord(Task):
       'sentences': len(self.sentences),
       'left_out': dict(self.sentences.left_out),
       'vocabulary': len(self.words.words),
-      **self.words.coverage(self._known, self.parts[TRAIN].users),
+      **self.words.coverage(self._known, self.parts[task.TRAIN].users),
       **parts_lib.describe(self.parts),
     }
 
   def model_with_features(self, user: str) -> models.PartialModel:
-    if user == OWN:
-      return self._models(OWN, features=True)
-    return self.model_with(FEATURES if user == NOBODY else user)
+    if user == task.OWN:
+      return self._models(task.OWN, features=True)
+    return self.model_with(task.FEATURES if user == task.NOBODY else user)
 
   def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return labels, losses.is_target(self.words.tokens, labels)
@@ -166,7 +158,7 @@ class NextWord(Task):
   def _build_model(
     self, user: str, features: bool = False
   ) -> models.PartialModel:
-    features = features or user == FEATURES
+    features = features or user == task.FEATURES
     sizes = self._options.sizes
     tokens, length = self.words.tokens, self._options.max_tokens
     loss = losses.build_loss(tokens)
@@ -183,19 +175,21 @@ class NextWord(Task):
         sizes,
         features=features,
       ),
-      local=next_word_models.BUCKET_LAYER if user == OWN else None,
+      local=next_word_models.BUCKET_LAYER if user == task.OWN else None,
       loss=loss,
       metrics=build_metrics,
       labels=tf.TensorSpec([length], tf.int32),
       seed=self._seed,
     )
 
-  def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> task.Clients:
     return self._clients.clients(part, example_spec)
 
 
 def load(
-  options: NextWordOptions, data: Data, seed: int, release: Release
+  options: NextWordOptions, data: task.Data, seed: int, release: task.Release
 ) -> NextWord:
   """Read the sentences, learn the vocabulary and make the task.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tasks import task
 from tasks.errors import OptionError
 from tasks.images import HEAD
 from tasks.images import scaled_input
@@ -28,9 +29,6 @@ from tasks.preference.losses import preference_loss
 from tasks.preference.losses import shared_loss
 from tasks.preference.losses import SUB_POPULATION
 from tasks.preference.losses import TYPE
-from tasks.task import CLUSTERS
-from tasks.task import HEAD_CLUSTERS
-from tasks.task import OWN_HEAD
 from tff_partial import assignments
 from tff_partial import layers as layers_lib
 from tff_partial.model import keras_models
@@ -260,14 +258,14 @@ def build_partial(
 ) -> models.PartialModel:
   """Make a `PartialModel` of FedEmbed's or PFedKM's Keras model."""
   heads: dict[str, Any] = {'local': [PERSONAL, HEAD]}
-  if user != OWN_HEAD:
+  if user != task.OWN_HEAD:
     heads = {'group': HEAD, 'num_groups': num_groups}
-    if user != CLUSTERS:
+    if user != task.CLUSTERS:
       heads['local'] = PERSONAL
   loss = fed_embed_loss if type_head else preference_loss
-  if user == CLUSTERS:
+  if user == task.CLUSTERS:
     loss = clustered_loss
-  elif user == HEAD_CLUSTERS:
+  elif user == task.HEAD_CLUSTERS:
     loss = preference_loss
   return keras_models.from_keras(
     build, loss=loss, labels=LABEL_SPEC, **heads, **options

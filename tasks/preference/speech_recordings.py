@@ -24,11 +24,9 @@ import warnings
 import numpy as np
 from scipy.io import wavfile
 
+from tasks import task
 from tasks.errors import DataError
 from tasks.preference.task import SIZES
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 
 # Path down to the files, as far as these folders exist.
 FOLDERS = ('speech', 'fsdd', 'recordings')
@@ -101,16 +99,16 @@ def divide(corpus: Corpus) -> dict[tuple[str, str], list[Recording]]:
     if len(mine) < sum(LEAST.values()):
       raise DataError(
         f'{corpus.name}: speaker {speaker!r} has {len(mine)} recordings, and '
-        f'{sum(LEAST.values())} are the least: {LEAST[TRAIN]} to train with, '
-        f'{LEAST[VALIDATION]} to choose the best round, {LEAST[TEST]} to '
-        'test. Record more, or take the speaker out.'
+        f'{sum(LEAST.values())} are the least: {LEAST[task.TRAIN]} to train '
+        f'with, {LEAST[task.VALIDATION]} to choose the best round, '
+        f'{LEAST[task.TEST]} to test. Record more, or take the speaker out.'
       )
     tenth = len(mine) // 10
-    until_test = max(tenth, LEAST[TEST])
-    until_validation = until_test + max(tenth, LEAST[VALIDATION])
-    divided[speaker, TEST] = mine[:until_test]
-    divided[speaker, VALIDATION] = mine[until_test:until_validation]
-    divided[speaker, TRAIN] = mine[until_validation:]
+    until_test = max(tenth, LEAST[task.TEST])
+    until_validation = until_test + max(tenth, LEAST[task.VALIDATION])
+    divided[speaker, task.TEST] = mine[:until_test]
+    divided[speaker, task.VALIDATION] = mine[until_test:until_validation]
+    divided[speaker, task.TRAIN] = mine[until_validation:]
   return divided
 
 

@@ -15,33 +15,22 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import images as images_lib
+from tasks import task
 from tasks.errors import OptionError
 from tasks.preference import f1
 from tasks.preference import losses
 from tasks.preference import models as preference_models
 from tasks.preference import preferences
 from tasks.preference.options import PreferenceOptions
-from tasks.task import CLUSTERS
-from tasks.task import GROUPS
-from tasks.task import HEAD_CLUSTERS
-from tasks.task import HEADS
-from tasks.task import MeasuredByProtocol
-from tasks.task import NOBODY
-from tasks.task import OWN
-from tasks.task import OWN_HEAD
-from tasks.task import SEEN
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
 
 # Examples of a user in each part; half of them are liked.
-SIZES = {TRAIN: 20, VALIDATION: 10, TEST: 10}
+SIZES = {task.TRAIN: 20, task.VALIDATION: 10, task.TEST: 10}
 
 
-class PreferenceTask(MeasuredByProtocol):
+class PreferenceTask(task.MeasuredByProtocol):
   """Users as clients; each likes one kind of images.
 
   Attributes:
@@ -55,10 +44,18 @@ class PreferenceTask(MeasuredByProtocol):
   selection_metric = 'f1'
   higher_is_better = True
   learned_from_training: tuple[str, ...] = ()
-  protocol = SEEN
+  protocol = task.SEEN
   attribute = 'what the user likes'
   own_weights = preference_models.PERSONAL
-  forms = (OWN, NOBODY, GROUPS, HEADS, OWN_HEAD, CLUSTERS, HEAD_CLUSTERS)
+  forms = (
+    task.OWN,
+    task.NOBODY,
+    task.GROUPS,
+    task.HEADS,
+    task.OWN_HEAD,
+    task.CLUSTERS,
+    task.HEAD_CLUSTERS,
+  )
 
   def __init__(
     self,
@@ -131,7 +128,7 @@ class PreferenceTask(MeasuredByProtocol):
     shape, ink = self.images.shape, self.images.ink
     activation = options.activation or None
     metrics = functools.partial(build_metrics, self.shares)
-    if user in (HEADS, OWN_HEAD, CLUSTERS, HEAD_CLUSTERS):
+    if user in (task.HEADS, task.OWN_HEAD, task.CLUSTERS, task.HEAD_CLUSTERS):
       common = (self.num_groups, activation, self._build_encoder)
       build = (
         functools.partial(
@@ -139,9 +136,9 @@ class PreferenceTask(MeasuredByProtocol):
           shape,
           ink,
           *common,
-          by_head=user == HEAD_CLUSTERS,
+          by_head=user == task.HEAD_CLUSTERS,
         )
-        if user in (CLUSTERS, HEAD_CLUSTERS)
+        if user in (task.CLUSTERS, task.HEAD_CLUSTERS)
         else functools.partial(
           preference_models.build_fed_embed,
           shape,
@@ -188,14 +185,14 @@ class PreferenceTask(MeasuredByProtocol):
       part: np.concatenate(list(clients.values()))
       for part, clients in self._parts.items()
     }
-    is_trained = np.isin(held[TEST], held[TRAIN])
+    is_trained = np.isin(held[task.TEST], held[task.TRAIN])
     users = np.bincount(
-      [preferences.kind_liked_by(user) for user in self._parts[TRAIN]]
+      [preferences.kind_liked_by(user) for user in self._parts[task.TRAIN]]
     )
     return {
       'name': self.images.name,
       'images': len(self.images),
-      'users': len(self._parts[TRAIN]),
+      'users': len(self._parts[task.TRAIN]),
       'users_of_sub_populations': users.tolist(),
       'test_images_trained_on_by_somebody': float(is_trained.mean()),
       **{
@@ -211,7 +208,8 @@ class PreferenceTask(MeasuredByProtocol):
   @property
   def attributes(self) -> dict[str, str]:
     return {
-      user: str(preferences.kind_liked_by(user)) for user in self._parts[TRAIN]
+      user: str(preferences.kind_liked_by(user))
+      for user in self._parts[task.TRAIN]
     }
 
   def clients(
@@ -224,8 +222,8 @@ class PreferenceTask(MeasuredByProtocol):
     """
     wanted = self._parts[part]
     held = [wanted]
-    if part != TRAIN:
-      train = self._parts[TRAIN]
+    if part != task.TRAIN:
+      train = self._parts[task.TRAIN]
       held = [{user: train[user] for user in wanted}, wanted]
     return images_lib.pack(self.images.pixels, held, self._labels, example_spec)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tasks import task
 from tasks.errors import OptionError
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
@@ -24,9 +25,6 @@ from tasks.ratings import models as ratings_models
 from tasks.ratings import tables
 from tasks.ratings.options import NAME
 from tasks.ratings.options import RatingsOptions
-from tasks.task import Data
-from tasks.task import EvaluationClients
-from tasks.task import UNSEEN
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.data import splits
@@ -51,7 +49,7 @@ class RatingsTask(movielens.MovieLens):
     super().__init__(ratings, options, seed)
     self._names = np.array(ratings.user_names, object)
     self._users = pd.Index(self._names)
-    if ratings.has_times and options.protocol == UNSEEN:
+    if ratings.has_times and options.protocol == task.UNSEEN:
       self._frames = {
         part: frame.sort_values(
           ['user_id', 'timestamp'], kind='stable', ignore_index=True
@@ -62,9 +60,9 @@ class RatingsTask(movielens.MovieLens):
       ratings.columns['item']: vocabularies_lib.Vocabulary(ratings.item_titles)
     }
 
-  def _evaluation_clients(self, part: str) -> EvaluationClients:
-    if self.protocol == UNSEEN:
-      return EvaluationClients(part, False, splits.halves())
+  def _evaluation_clients(self, part: str) -> task.EvaluationClients:
+    if self.protocol == task.UNSEEN:
+      return task.EvaluationClients(part, False, splits.halves())
     return super()._evaluation_clients(part)
 
   @property
@@ -113,7 +111,7 @@ class RatingsTask(movielens.MovieLens):
     return super()._pack(named, example_spec, min_examples)
 
 
-def load(options: RatingsOptions, data: Data, seed: int) -> RatingsTask:
+def load(options: RatingsOptions, data: task.Data, seed: int) -> RatingsTask:
   """Read the ratings and make the task."""
   if data.is_synthetic and options.csv.file:
     raise OptionError(

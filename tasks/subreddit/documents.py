@@ -8,20 +8,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tasks import task
 from tasks.errors import DataError
 from tasks.files import text_encoding
 from tasks.subreddit import data as subreddit_data
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import parts as subreddit_parts
 from tasks.subreddit.options import DocumentOptions
-from tasks.task import EvaluationClients
-from tasks.task import NOBODY
-from tasks.task import OWN
-from tasks.task import TABLE
-from tasks.task import Task
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 import tff_partial
 from tff_partial.data import examples
 from tff_partial.data import populations
@@ -56,7 +49,7 @@ class Head(NamedTuple):
   without_text: Callable[..., dict[str, dict[str, float]]]
 
 
-class DocumentTask(Task):
+class DocumentTask(task.Task):
   """Authors as clients, their documents as examples.
 
   Attributes:
@@ -70,7 +63,7 @@ class DocumentTask(Task):
   higher_is_better = True
   learned_from_training: tuple[str, ...] = ('vocabulary',)
   own_weights = subreddit_models.LOCAL_WEIGHTS
-  forms = (OWN, TABLE, NOBODY)
+  forms = (task.OWN, task.TABLE, task.NOBODY)
 
   def __init__(
     self,
@@ -86,7 +79,7 @@ class DocumentTask(Task):
       held_out_share=options.held_out_share,
       seed=seed,
     )
-    train = self.parts[TRAIN]
+    train = self.parts[task.TRAIN]
     self.vocabulary = text_encoding.learn_vocabulary(
       documents.texts[train].tolist(), _NUM_CHARACTERS
     )
@@ -107,7 +100,7 @@ class DocumentTask(Task):
         user=user,
         num_users=len(self.documents.authors),
       ),
-      local=subreddit_models.LOCAL_WEIGHTS if user == OWN else None,
+      local=subreddit_models.LOCAL_WEIGHTS if user == task.OWN else None,
       loss=self._head.loss,
       metrics=self._head.metrics,
       labels=self._head.label_spec,
@@ -115,19 +108,23 @@ class DocumentTask(Task):
     )
 
   @property
-  def validation(self) -> EvaluationClients:
-    return EvaluationClients(VALIDATION, True)
+  def validation(self) -> task.EvaluationClients:
+    return task.EvaluationClients(task.VALIDATION, True)
 
   @property
-  def tests(self) -> dict[str, EvaluationClients]:
+  def tests(self) -> dict[str, task.EvaluationClients]:
     """Clients of the result: all authors, the mixed ones, and new ones."""
     options = self._options
     split = splits.first(options.num_support, options.num_reserved)
     found = {
-      SEEN: EvaluationClients(TEST, True),
-      subreddit_parts.MIXED: EvaluationClients(subreddit_parts.MIXED, True),
-      subreddit_parts.NEW: EvaluationClients(subreddit_parts.NEW, False, split),
-      subreddit_parts.NEW_MIXED: EvaluationClients(
+      SEEN: task.EvaluationClients(task.TEST, True),
+      subreddit_parts.MIXED: task.EvaluationClients(
+        subreddit_parts.MIXED, True
+      ),
+      subreddit_parts.NEW: task.EvaluationClients(
+        subreddit_parts.NEW, False, split
+      ),
+      subreddit_parts.NEW_MIXED: task.EvaluationClients(
         subreddit_parts.NEW_MIXED, False, split
       ),
     }
@@ -138,7 +135,7 @@ class DocumentTask(Task):
   @property
   def attributes(self) -> dict[str, str]:
     """Attribute of each author, from its training documents."""
-    rows = self.parts[TRAIN]
+    rows = self.parts[task.TRAIN]
     counts = subreddit_data.label_counts(self.documents, rows)
     return {
       self.documents.authors[author]: self._attribute_of(counts[author])
@@ -170,7 +167,7 @@ class DocumentTask(Task):
       name: self.parts.after(who.part, 0 if who.seen else num_reserved)
       for name, who in self.tests.items()
     }
-    known = self.parts[TRAIN]
+    known = self.parts[task.TRAIN]
     support = self.parts.first(subreddit_parts.NEW, num_support)
     return self._head.without_text(
       self.documents, known, np.concatenate([known, support]), measured
@@ -189,7 +186,7 @@ class DocumentTask(Task):
     if _MARK in example_spec:
       past = {
         int(self.documents.author[own[0]]): own
-        for own in self.parts.by_author(self.parts[TRAIN])
+        for own in self.parts.by_author(self.parts[task.TRAIN])
       }
     if not authors:
       raise DataError(
@@ -247,7 +244,7 @@ class DocumentTask(Task):
   def _when(self) -> np.ndarray:
     """Times in authors' histories, with new authors' reserve as known."""
     reserved = self.parts.first(subreddit_parts.NEW, self._options.num_reserved)
-    known = np.concatenate([self.parts[TRAIN], reserved])
+    known = np.concatenate([self.parts[task.TRAIN], reserved])
     return subreddit_parts.places_in_history(self.documents, known)
 
   @property

@@ -5,12 +5,10 @@ import dataclasses
 
 import numpy as np
 
+from tasks import task
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.subreddit import data as subreddit_data
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 
 # Test documents of authors who write in several classes, for whom an author's
 # majority class is not always right.
@@ -110,13 +108,13 @@ def divide(
     ends = np.maximum(np.floor(len(order) * _ENDS + 1e-6).astype(int), 1)
     for pieces, piece in zip(divided, np.split(order, ends[:-1]), strict=True):
       pieces.append(piece)
-  parts = (TRAIN, VALIDATION, TEST, NEW)
+  parts = (task.TRAIN, task.VALIDATION, task.TEST, NEW)
   rows = {
     part: _together(pieces)
     for part, pieces in zip(parts, [*divided, new], strict=True)
   }
   is_mixed = documents.has_several_labels
-  for mixed, part in ((MIXED, TEST), (NEW_MIXED, NEW)):
+  for mixed, part in ((MIXED, task.TEST), (NEW_MIXED, NEW)):
     rows[mixed] = rows[part][is_mixed[documents.author[rows[part]]]]
   return DocumentParts(documents, rows)
 

@@ -7,15 +7,13 @@ informative about the second, so that all records of a pair are in one part.
 
 import numpy as np
 
+from tasks import task
 from tasks.errors import OptionError
-from tasks.task import TEST
-from tasks.task import TRAIN
-from tasks.task import VALIDATION
 from tasks.user_modeling.records import Records
 from tff_partial import random_bits
 
 # A part's code is its position.
-PARTS = (TRAIN, VALIDATION, TEST)
+PARTS = (task.TRAIN, task.VALIDATION, task.TEST)
 # Share of a user's pairs for tests in the paper, and of the others for
 # validation.
 TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
@@ -94,8 +92,8 @@ def _divide_client(
   is_test = place < num_test[users]
   is_validation = ~is_test & (place < (num_test + num_validation)[users])
   codes = np.zeros(len(pairs), np.int8)
-  codes[is_test] = PARTS.index(TEST)
-  codes[is_validation] = PARTS.index(VALIDATION)
+  codes[is_test] = PARTS.index(task.TEST)
+  codes[is_validation] = PARTS.index(task.VALIDATION)
   return codes[pair_of]
 
 

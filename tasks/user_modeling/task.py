@@ -16,16 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tasks import task
 from tasks.movielens import task as movielens
-from tasks.task import Data
-from tasks.task import EvaluationClients
-from tasks.task import OWN
-from tasks.task import OwnModel
-from tasks.task import SEEN
-from tasks.task import TABLE
-from tasks.task import Task
-from tasks.task import TEST
-from tasks.task import VALIDATION
 from tasks.user_modeling import assist_files
 from tasks.user_modeling import clients as clients_lib
 from tasks.user_modeling import cuts
@@ -51,7 +43,7 @@ from tff_partial.model import models
 _RELATION = 'relation/kernel'
 
 
-class UserModeling(Task):
+class UserModeling(task.Task):
   """Clients with many users each, whose answers are examples.
 
   Attributes:
@@ -61,7 +53,7 @@ class UserModeling(Task):
   selection_metric = 'rmse'
   higher_is_better = False
   keeps_tables = True
-  forms = (OWN, TABLE)
+  forms = (task.OWN, task.TABLE)
 
   def __init__(
     self,
@@ -85,12 +77,12 @@ class UserModeling(Task):
     self._clients = clients_lib.ManyUserClients(records, self._parts)
 
   @property
-  def validation(self) -> EvaluationClients:
-    return EvaluationClients(VALIDATION, True)
+  def validation(self) -> task.EvaluationClients:
+    return task.EvaluationClients(task.VALIDATION, True)
 
   @property
-  def tests(self) -> dict[str, EvaluationClients]:
-    return {SEEN: EvaluationClients(TEST, True)}
+  def tests(self) -> dict[str, task.EvaluationClients]:
+    return {task.SEEN: task.EvaluationClients(task.TEST, True)}
 
   @property
   def counts(self) -> dict[str, Any]:
@@ -107,11 +99,11 @@ class UserModeling(Task):
     options, records = self._options, self.records
     own: list[str] = []
     num_users, num_items = int(self._clients.num_users.sum()), records.num_items
-    if user == OWN:
+    if user == task.OWN:
       # The initializers depend on the typical sizes of clients' tables.
       num_users = int(np.median(self._clients.num_users))
       own += user_models.USER_LAYERS
-      if options.items == OWN:
+      if options.items == task.OWN:
         num_items = int(np.median(self._clients.num_items))
         own += user_models.ITEM_LAYERS
     builder = functools.partial(
@@ -142,7 +134,7 @@ class UserModeling(Task):
 
     A client has a row for each of its users and items.
     """
-    tables = id_ranges.client_sized(self.model_with(OWN).example_spec.ids)
+    tables = id_ranges.client_sized(self.model_with(task.OWN).example_spec.ids)
     return {
       table: tuple(self._clients.rows_of(fields).tolist())
       for table, fields in tables.items()
@@ -152,7 +144,7 @@ class UserModeling(Task):
   def item_attributes(self) -> hpfl.Attributes:
     """Return the attributes of items, which all clients know."""
     number = self.records.num_attributes
-    shared = self.model_with(OWN).specs(tiers.GLOBAL)
+    shared = self.model_with(task.OWN).specs(tiers.GLOBAL)
     return hpfl.Attributes(
       number=number,
       of=lambda inputs: user_models.multi_hot(
@@ -171,7 +163,9 @@ class UserModeling(Task):
 
   # ---- metrics ---------------------------------------------------------------
 
-  def measure_models(self, own_models: Iterable[OwnModel]) -> dict[str, float]:
+  def measure_models(
+    self, own_models: Iterable[task.OwnModel]
+  ) -> dict[str, float]:
     """Measure the metrics that need all clients' models; see `measures`."""
     return measures.measure(
       map(self._answers, own_models),
@@ -179,7 +173,7 @@ class UserModeling(Task):
       self.records.num_attributes,
     )
 
-  def _answers(self, own: OwnModel) -> measures.Answers:
+  def _answers(self, own: task.OwnModel) -> measures.Answers:
     """Return the outputs of a client's model for its measured records."""
     fields = own.examples
     if clients_lib.IS_QUERY in fields:
@@ -188,7 +182,7 @@ class UserModeling(Task):
     inputs = {name: np.asarray(x) for name, x in fields['x'].items()}
     client = self.records.clients.index(own.client)
     public = user_models.knowledge(own.keras_model)
-    held = self._clients.records_for(own.keras_model, VALIDATION, client)
+    held = self._clients.records_for(own.keras_model, task.VALIDATION, client)
     return measures.Answers(
       own.client,
       inputs[user_models.USER],
@@ -226,7 +220,9 @@ def _hidden(
   return found
 
 
-def load_assist(options: AssistOptions, data: Data, seed: int) -> UserModeling:
+def load_assist(
+  options: AssistOptions, data: task.Data, seed: int
+) -> UserModeling:
   """Load the answers and make the task.
 
   Answers are in the folder `assistments` below `data_dir`.
@@ -238,7 +234,7 @@ def load_assist(options: AssistOptions, data: Data, seed: int) -> UserModeling:
 
 
 def load_movielens(
-  options: MovielensOptions, data: Data, seed: int
+  options: MovielensOptions, data: task.Data, seed: int
 ) -> UserModeling:
   """Load the ratings and make the task.
 
