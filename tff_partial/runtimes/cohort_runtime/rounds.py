@@ -23,7 +23,6 @@ from tff_partial.runtimes.cohort_runtime import loop_inputs
 from tff_partial.runtimes.cohort_runtime import schedule
 from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.runtimes.program import flat_program
-from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import client_inputs
 from tff_partial.runtimes.values import readers
@@ -189,25 +188,13 @@ class CompiledComputation:
 
   def _of_clients(
     self, key: Key, shards: Sequence[sharding.Shard], outputs: Outputs
-  ) -> typed_values.ClientValues:
-    """Gather a client value of the whole cohort, in its order."""
-    positions = [shard.positions for shard in shards]
-    size = sum(map(len, positions))
+  ) -> sources.Scattered:
+    """Return where a client value of the whole cohort lies, in its order."""
     specs = typed_values.tensor_specs(self.program.type_of(key))
-    parts = outputs.get(key, ())
-    if not all(isinstance(part, list) for part in parts):
-      of_shards = list(map(_source, parts))
-      return typed_values.ClientValues(
-        size, sources.Scattered.of(specs, of_shards, positions)
-      )
-    return typed_values.ClientValues(
-      size,
-      [
-        client_batch.gather(
-          spec, [leaves[place].numpy() for leaves in parts], positions, size
-        )
-        for place, spec in enumerate(specs)
-      ],
+    return sources.Scattered.of(
+      specs,
+      [_source(part, specs) for part in outputs.get(key, ())],
+      [shard.positions for shard in shards],
     )
 
 
@@ -292,10 +279,11 @@ class ClientStage:
       return compiled(inputs.flat(loop, len(share.shard)))
 
 
-def _source(part: Any) -> sources.Source:
+def _source(part: Any, specs: Sequence[tf.TensorSpec]) -> sources.Source:
   """Return the source of a shard's leaves."""
   if isinstance(part, list):
-    return sources.Held([leaf.numpy() for leaf in part])
+    found = [leaf.numpy() for leaf in part]
+    return sources.Held(list(map(sources.stacked, found, specs)))
   return part
 
 

@@ -83,38 +83,6 @@ class Ragged:
     ]
 
 
-def gather(
-  spec: tf.TensorSpec,
-  parts: Sequence[Any],
-  positions: Sequence[np.ndarray],
-  size: int,
-) -> Any:
-  """Put one leaf, as shards returned it, into the order of the cohort.
-
-  Args:
-    spec: The spec of one client's leaf.
-    parts: For each shard, its clients' leaves: an array with a leading
-      dimension, which may be longer than the shard, or a list.
-    positions: For each shard, the places of its clients in the cohort.
-    size: The number of clients in the cohort.
-
-  Returns:
-    An array with a leading dimension, or a list of arrays where the type leaves
-    the shape open.
-  """
-  if spec.shape.is_fully_defined():
-    shape = (size, *spec.shape)
-    column = np.empty(shape, spec.dtype.as_numpy_dtype)
-    for part, places in zip(parts, positions, strict=True):
-      column[places] = part[: len(places)]
-    return column
-  listed: list[Any] = [None] * size
-  for part, places in zip(parts, positions, strict=True):
-    for leaf, place in zip(part, places, strict=False):
-      listed[place] = leaf
-  return listed
-
-
 class Columns(list[Any]):
   """List of the values that the clients of a cohort return.
 
@@ -145,7 +113,8 @@ class Columns(list[Any]):
 
     Args:
       size: The number of clients.
-      leaves: The result of `gather` for each leaf.
+      leaves: For each leaf, an array `[clients, ...]`, or a list of arrays
+        where the type leaves the shape open.
       convert: Puts leaves into the containers of a client's value.
     """
     columns = cls()
@@ -178,11 +147,23 @@ class Columns(list[Any]):
     scattered: Scattered,
     convert: Callable[[Iterator[Any]], Any],
   ) -> Self:
-    """Wrap values that the process that runs a client can read itself."""
+    """Wrap values that lie in several places.
+
+    Those that are not in memory are left for the processes that run clients.
+    """
+
+    def leaves(some: Scattered) -> list[Any]:
+      return [
+        leaf if spec.shape.is_fully_defined() else list(leaf)
+        for spec, leaf in zip(some.specs, some.leaves(), strict=True)
+      ]
+
+    if all(source.is_in_memory for source in scattered.sources):
+      return cls.of(len(scattered), leaves(scattered), convert)
 
     def read(places: Sequence[int]) -> Columns:
-      leaves = scattered.take(np.asarray(places, np.int64)).leaves()
-      return Columns.of(len(places), leaves, convert)
+      some = scattered.take(np.asarray(places, np.int64))
+      return Columns.of(len(places), leaves(some), convert)
 
     columns = cls.on_demand(len(scattered), read)
     columns.scattered = scattered

@@ -7,7 +7,7 @@ the process that runs a client reads them from there.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import tensorflow as tf
@@ -48,7 +48,8 @@ class Held:
   """Leaves in memory.
 
   Attributes:
-    leaves: Arrays `[clients, ...]`.
+    leaves: Arrays `[clients, ...]`, of arrays where the type leaves the shape
+      open.
   """
 
   leaves: Sequence[np.ndarray]
@@ -166,15 +167,19 @@ class Scattered:
     Raises:
       CohortRuntimeError: If a file cannot be read.
     """
-    if len(self.sources) == 1:
+    if len(self.sources) == 1 and self.specs:
       (source,) = self.sources
       whole = len(self) == len(source) and (np.diff(self.rows) == 1).all()
       if isinstance(source, Held) and whole:
         return [*source.leaves]
     leaves = [empty(spec, len(self)) for spec in self.specs]
-    for number, source in enumerate(self.sources):
-      places = np.flatnonzero(self.which == number)
-      source.fill(leaves, places, self.rows[places])
+    # Each source's places, in order.
+    places = np.split(
+      np.argsort(self.which, kind='stable'),
+      np.cumsum(np.bincount(self.which, minlength=len(self.sources))),
+    )
+    for source, own in zip(self.sources, places, strict=False):
+      source.fill(leaves, own, self.rows[own])
     return leaves
 
 
@@ -183,3 +188,13 @@ def empty(spec: tf.TensorSpec, size: int) -> np.ndarray:
   if not spec.shape.is_fully_defined():
     return np.empty([size], object)
   return np.empty([size, *spec.shape], spec.dtype.as_numpy_dtype)
+
+
+def stacked(values: Sequence[Any], spec: tf.TensorSpec) -> np.ndarray:
+  """Return a leaf of some clients as one array, which may be of arrays."""
+  if isinstance(values, np.ndarray) and spec.shape.is_fully_defined():
+    return values
+  found = empty(spec, len(values))
+  for place, value in enumerate(values):
+    found[place] = value
+  return found

@@ -9,14 +9,13 @@ requires.
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes.values import client_batch
-from tff_partial.runtimes.values import sources
 
 # A tensor, an array, or a list of nested values.
 Nested: TypeAlias = Any
@@ -110,19 +109,6 @@ def num_bytes(type_spec: tff.Type) -> int | None:
   return total
 
 
-class ClientValues(NamedTuple):
-  """Value at CLIENTS, as a leaf.
-
-  Attributes:
-    size: The number of clients.
-    leaves: The result of `client_batch.gather` for each leaf, or the location
-      of the leaves.
-  """
-
-  size: int
-  leaves: Sequence[Any] | sources.Scattered
-
-
 def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
   """Build a function that puts leaves into the containers of a type.
 
@@ -131,26 +117,18 @@ def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
 
   Args:
     type_spec: The type; the leaves are taken off an iterator, in its order. A
-      value at CLIENTS is one leaf, `ClientValues`.
+      value at CLIENTS is one leaf, `sources.Scattered`.
   """
   if isinstance(type_spec, tff.FederatedType):
     convert = converter(type_spec.member)
     if is_at_clients(type_spec):
-      return lambda flat: _columns(next(flat), convert)
+      return lambda flat: client_batch.Columns.of_scattered(next(flat), convert)
     return convert
   if not isinstance(type_spec, tff.StructType):
     return next
   make = _maker(type_spec)
   converters = [converter(element) for _, element in fields(type_spec)]
   return lambda flat: make([convert(flat) for convert in converters])
-
-
-def _columns(
-  value: ClientValues, convert: Callable[[Iterator[Any]], Any]
-) -> client_batch.Columns:
-  if isinstance(value.leaves, sources.Scattered):
-    return client_batch.Columns.of_scattered(value.leaves, convert)
-  return client_batch.Columns.of(value.size, value.leaves, convert)
 
 
 def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:

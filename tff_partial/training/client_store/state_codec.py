@@ -157,16 +157,8 @@ class Converter:
     self.specs = typed_values.tensor_specs(kind)
 
   def columns(self, states: sources.Scattered) -> client_batch.Columns:
-    """Return states as values that runtimes read leaf by leaf.
-
-    States that are not in memory are left for the processes that run clients.
-    """
-    if not all(source.is_in_memory for source in states.sources):
-      return client_batch.Columns.of_scattered(states, self._convert)
-    leaves = [
-      list(leaf) if leaf.dtype == object else leaf for leaf in states.leaves()
-    ]
-    return client_batch.Columns.of(len(states), leaves, self._convert)
+    """Return states as values that runtimes read leaf by leaf."""
+    return client_batch.Columns.of_scattered(states, self._convert)
 
   def scattered(self, states: Sequence[Any]) -> sources.Scattered:
     """Return where the leaves of values lie that a runtime returned."""
@@ -183,18 +175,8 @@ class Converter:
         for place, state in enumerate(states)
       ]
       leaves = list(zip(*flat, strict=True))
-    leaves = list(map(_stacked, leaves, self.specs))
+    leaves = list(map(sources.stacked, leaves, self.specs))
     return sources.Scattered.held(self.specs, leaves)
-
-
-def _stacked(values: Sequence[Any], spec: tf.TensorSpec) -> np.ndarray:
-  """Return a leaf of some clients as one array, which may be of arrays."""
-  if isinstance(values, np.ndarray) and spec.shape.is_fully_defined():
-    return values
-  found = sources.empty(spec, len(values))
-  for place, value in enumerate(values):
-    found[place] = value
-  return found
 
 
 def first_states(
