@@ -33,6 +33,3 @@ class LSTMLayer(tf.keras.layers.Layer):
       name='bias', shape=[4 * self.units], initializer=self.first_bias
     )
     super().build(input_shape)
-
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'units': self.units}

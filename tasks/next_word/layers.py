@@ -36,9 +36,6 @@ class TokenRows(tf.keras.layers.Layer):
       is_bucket,
     )
 
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), **self.tokens._asdict()}
-
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class OneOfTwo(tf.keras.layers.Layer):

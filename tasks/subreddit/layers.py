@@ -64,9 +64,6 @@ class FusedLSTM(recurrent.LSTMLayer):
     )
     return hidden
 
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'go_backwards': self.go_backwards}
-
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class MeanOfPlaces(tf.keras.layers.Layer):
@@ -111,9 +108,6 @@ class Drift(tf.keras.layers.Layer):
     shares = tf.maximum(1.0 - distance, 0.0)[..., tf.newaxis]
     return vectors[:, 0] + tf.reduce_sum(vectors[:, 1:] * shares, axis=1)
 
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'num_vectors': self.num_vectors}
-
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class SometimesUnknown(tf.keras.layers.Layer):
@@ -130,15 +124,11 @@ class SometimesUnknown(tf.keras.layers.Layer):
       share: Share of the vectors to set to zero.
     """
     super().__init__(**kwargs)
-    self.share = share
     self.drop = tf.keras.layers.Dropout(share, noise_shape=(None, 1))
 
   def call(self, vectors: tf.Tensor, training: bool | None = None) -> tf.Tensor:
     stays = self.drop(tf.ones_like(vectors), training=training)
     return vectors * tf.minimum(stays, 1.0)
-
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'share': self.share}
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -171,10 +161,3 @@ class NGrams(tf.keras.layers.Layer):
     return tf.where(
       tf.equal(text, 0), 0, 1 + number % tf.constant(self.buckets - 1)
     )
-
-  def get_config(self) -> dict[str, Any]:
-    return {
-      **super().get_config(),
-      'length': self.length,
-      'buckets': self.buckets,
-    }

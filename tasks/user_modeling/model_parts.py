@@ -80,9 +80,6 @@ class MultiHot(tf.keras.layers.Layer):
   def call(self, ids: tf.Tensor) -> tf.Tensor:
     return multi_hot(ids, self.number)
 
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'number': self.number}
-
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class NonNegativeDense(tf.keras.layers.Dense):

@@ -121,7 +121,7 @@ def test_users_are_unknown_in_training_alone():
   # The others are as they were, not enlarged as dropout would.
   np.testing.assert_array_equal(left[~is_unknown], vectors[~is_unknown])
   again = layers.SometimesUnknown.from_config(layer.get_config())
-  assert again.share == 0.25
+  assert again.drop.rate == 0.25
 
 
 def test_a_vector_drifts_between_control_points():
