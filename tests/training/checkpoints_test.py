@@ -67,16 +67,9 @@ def _flat(progress: checkpoints.Progress) -> list[bytes]:
   return [np.asarray(part).tobytes() for part in parts]
 
 
-@pytest.fixture(name='loop')
-def fixture_loop():
-  loop = checkpoints.EventLoop()
-  yield loop
-  loop.close()
-
-
 @pytest.fixture(name='saved')
-def fixture_saved(tmp_path, loop):
-  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints', loop)
+def fixture_saved(tmp_path):
+  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints')
   yield saved
   saved.close()
 
@@ -85,19 +78,17 @@ def fixture_saved(tmp_path, loop):
 def fixture_two(tmp_path_factory):
   """A folder with the checkpoints of rounds 4 and 6; copy it to change it."""
   folder = tmp_path_factory.mktemp('two')
-  loop = checkpoints.EventLoop()
-  saved = checkpoints.Checkpoints(folder / 'checkpoints', loop)
+  saved = checkpoints.Checkpoints(folder / 'checkpoints')
   for number in (4, 6):
     saved.save(_progress(number))
   saved.close()
-  loop.close()
   return folder / 'checkpoints'
 
 
 @pytest.fixture(name='copied')
-def fixture_copied(two, tmp_path, loop):
+def fixture_copied(two, tmp_path):
   shutil.copytree(two, tmp_path / 'checkpoints')
-  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints', loop)
+  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints')
   yield saved
   saved.close()
 
@@ -258,13 +249,13 @@ def test_no_memory_is_taken_for_numbers_that_are_not_there(
 # ---- kills -------------------------------------------------------------------
 
 
-def test_what_a_killed_save_left_is_removed(two, tmp_path, loop):
+def test_what_a_killed_save_left_is_removed(two, tmp_path):
   shutil.copytree(two, tmp_path / 'checkpoints')
   # TFF writes into such a folder, and renames it when it is whole.
   half = tmp_path / 'checkpoints' / 'round_8_temp1234'
   shutil.copytree(two / 'round_6', half)
   _truncate(half, 'variables.data*', 0.5)
-  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints', loop)
+  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints')
   assert _names(tmp_path) == ['round_4', 'round_6']
   assert int(saved.latest(_kinds(_progress(0))).round) == 6
   saved.close()
@@ -273,22 +264,22 @@ def test_what_a_killed_save_left_is_removed(two, tmp_path, loop):
 # ---- reading and writing at once ---------------------------------------------
 
 
-def test_one_process_at_a_time_may_write(saved, tmp_path, loop):
+def test_one_process_at_a_time_may_write(saved, tmp_path):
   folder = tmp_path / 'checkpoints'
   with pytest.raises(RunError, match='another process'):
-    checkpoints.Checkpoints(folder, loop)
+    checkpoints.Checkpoints(folder)
   saved.close()
-  checkpoints.Checkpoints(folder, loop).close()
+  checkpoints.Checkpoints(folder).close()
 
 
 # ---- folders that cannot be written ------------------------------------------
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, loop):
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
   file = tmp_path / 'file'
   file.write_text('')
   with pytest.raises(RunError, match='Not a directory') as c:
-    checkpoints.Checkpoints(file / 'checkpoints', loop)
+    checkpoints.Checkpoints(file / 'checkpoints')
   assert str(file) in str(c.value)
 
 
@@ -324,8 +315,7 @@ def test_a_full_disk_keeps_the_last_one(saved, tmp_path, monkeypatch, error):
 # ---- the event loop ----------------------------------------------------------
 
 
-def test_closing_waits_for_what_an_interrupt_left_unfinished():
-  loop = checkpoints.EventLoop()
+def test_an_interrupt_waits_for_what_is_being_saved():
   finished = []
   may_finish = threading.Event()
 
@@ -337,13 +327,10 @@ def test_closing_waits_for_what_an_interrupt_left_unfinished():
     await asyncio.get_running_loop().run_in_executor(None, slowly)
     finished.append('save')
 
-  timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-  timer.start()
+  threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+  threading.Timer(0.6, may_finish.set).start()
   with pytest.raises(KeyboardInterrupt):
-    loop.run(save())
-  assert not finished
-  threading.Timer(0.2, may_finish.set).start()
-  loop.close()
+    checkpoints.run(save())
   assert finished == ['file', 'save']
 
 
@@ -366,7 +353,7 @@ class _LooksAsSince46(type):
   reason='Later TensorFlows bear every typing-extensions.',
 )
 def test_a_typing_extensions_that_breaks_tensorflow_is_named(
-  tmp_path, loop, monkeypatch
+  tmp_path, monkeypatch
 ):
   assert require_tff.problem_of_checkpoints() is None
   monkeypatch.setattr(
@@ -376,5 +363,5 @@ def test_a_typing_extensions_that_breaks_tensorflow_is_named(
   )
   # Before a run has begun, and not in forty frames after some rounds.
   with pytest.raises(RunError, match="pip install 'typing-extensions<4.6'"):
-    checkpoints.Checkpoints(tmp_path / 'new', loop)
+    checkpoints.Checkpoints(tmp_path / 'new')
   assert not list(tmp_path.iterdir())
