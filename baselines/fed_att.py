@@ -96,22 +96,18 @@ class AttentiveFactory(aggregators.WeightedFactory):
   It wraps another mean, which aggregates moves and attentions.
 
   Attributes:
-    parts: The factories that aggregate clients' messages.
     mechanism: The mean's privacy mechanism, or None; it adds no noise.
   """
 
   def __init__(self, mean: aggregators.Factory):
     """Wrap a mean, or a sum; one that adds noise is refused."""
-    self.parts = getattr(mean, 'parts', [mean])
-    for part in self.parts:
-      mechanism = getattr(part, 'mechanism', None)
-      if mechanism is not None and mechanism.noise_multiplier:
-        raise SettingError(
-          'FedAtt divides by the sum of attentions, which a private aggregator '
-          'would noise, so that the quotient may be anything. Let clients add '
-          'noise (postprocess_update), or use FedAvg.'
-        )
     self.mechanism = getattr(mean, 'mechanism', None)
+    if self.mechanism is not None and self.mechanism.noise_multiplier:
+      raise SettingError(
+        'FedAtt divides by the sum of attentions, which a private aggregator '
+        'would noise, so that the quotient may be anything. Let clients add '
+        'noise (postprocess_update), or use FedAvg.'
+      )
     self._mean = aggregators.as_weighted(mean)
 
   def create(

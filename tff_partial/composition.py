@@ -22,13 +22,11 @@ from tff_partial.client import client_work
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import MEMBERS
 from tff_partial.client_statistics import Statistic
-from tff_partial.dp import mechanisms
 from tff_partial.exchange import messages
 from tff_partial.exchange import rounds
 from tff_partial.exchange import server_update
 from tff_partial.exchange.composition_checks import check_parts
 from tff_partial.exchange.composition_checks import check_work
-from tff_partial.exchange.composition_checks import mechanism
 from tff_partial.exchange.composition_checks import mechanisms_of
 from tff_partial.exchange.messages import ClientWeightFn
 from tff_partial.exchange.messages import ClientWeighting
@@ -182,7 +180,6 @@ def _process(
   get_weights, set_weights = weight_accessors(
     initialize.type_signature.result.member, client.types[0]
   )
-  found = mechanisms_of(aggregator, postprocess_update)
   return PartialProcess(
     initialize,
     rounds.next_round(parts, initialize.type_signature.result),
@@ -201,9 +198,7 @@ def _process(
     loaded_beside=_loaded_beside(
       client, parts.work_state, parts.sent, exchanges
     ),
-    mechanism=mechanism(aggregator, postprocess_update),
-    is_noised=bool(found),
-    noises_at_clients=any(one.where == mechanisms.LOCAL for one in found),
+    mechanisms=mechanisms_of(aggregator, postprocess_update),
     work=client,
     server_state=server_state,
     rows_of=rows_of,

@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 
 from tff_partial.client import client_work
 from tff_partial.data import examples
-from tff_partial.dp import mechanisms
+from tff_partial.dp import mechanisms as mechanisms_lib
 from tff_partial.model import models
 
 
@@ -42,9 +42,9 @@ class PartialProcess(tff.templates.IterativeProcess):
     model: The model that is trained.
     example_spec: The spec of a client's example; pack data with it.
     sent: The tiers whose updates leave a client.
-    mechanism: The mechanism that makes these updates private, or None.
-    is_noised: True if at least some of these updates are clipped and noised,
-      also if there is no single `mechanism`.
+    mechanism: The mechanism that makes these updates private, or None. Of
+      several, it is the first that adds noise, or the first if all only clip.
+    is_noised: True if there is a mechanism.
     noises_at_clients: True if clients clip and noise what they send themselves,
       also if `mechanism` is one at the server.
     work: A client's work in a round; None if it is not known.
@@ -68,9 +68,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     model: models.PartialModel,
     example_spec: examples.ExampleSpec,
     sent: Sequence[str],
-    mechanism: mechanisms.Mechanism | None = None,
-    is_noised: bool = False,
-    noises_at_clients: bool = False,
+    mechanisms: Sequence[mechanisms_lib.Mechanism] = (),
     work: client_work.ClientWork | None = None,
     server_state: client_work.ServerState | None = None,
     rows_of: Sequence[str] = (),
@@ -90,9 +88,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       model: The model that is trained.
       example_spec: The spec of an example.
       sent: The tiers whose updates leave a client.
-      mechanism: The mechanism that makes these updates private, or None.
-      is_noised: True if some are clipped and noised; with a mechanism all are.
-      noises_at_clients: True if clients clip and noise what they send.
+      mechanisms: All that clip and noise what clients send.
       work: A client's work in a round.
       server_state: Makes the server's state besides weights, or None.
       rows_of: The GLOBAL tables of which clients send only rows.
@@ -127,10 +123,11 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.model = model
     self.example_spec = example_spec
     self.sent = tuple(sent)
-    self.mechanism = mechanism
-    self.is_noised = is_noised or mechanism is not None
-    self.noises_at_clients = noises_at_clients or (
-      mechanism is not None and mechanism.where == mechanisms.LOCAL
+    noised = [one for one in mechanisms if one.noise_multiplier]
+    self.mechanism = next(iter([*noised, *mechanisms]), None)
+    self.is_noised = bool(mechanisms)
+    self.noises_at_clients = any(
+      one.where == mechanisms_lib.LOCAL for one in mechanisms
     )
     self.work = work
     self.server_state = server_state

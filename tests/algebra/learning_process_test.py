@@ -270,9 +270,8 @@ _LOCAL = local_noise.LocalNoise(0.1, 1.0)
     # A ledger counts what noises: the server clips alone.
     (_private(0.0), _LOCAL.mechanism),
     (_private(0.5), _private(0.5).mechanism),
-    (planted.in_parts(_private(0.5)), _LOCAL.mechanism),
   ],
-  ids=['local alone', 'beside clips', 'beside noise', 'beside noise of a part'],
+  ids=['local alone', 'beside clips', 'beside noise'],
 )
 def test_refuses_noise_of_clients_with_seeds_of_their_examples(
   model, aggregator, expected

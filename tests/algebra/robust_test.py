@@ -11,7 +11,6 @@ import tensorflow_federated as tff
 from tests.support import planted
 import tff_partial
 from tff_partial import aggregators
-from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.client import client_work
@@ -19,11 +18,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import OverwriteWeights
 from tff_partial.data import splits
-from tff_partial.dp import clipping
-from tff_partial.dp import local_noise
-from tff_partial.dp import privacy
 from tff_partial.errors import SettingError
-from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
@@ -242,31 +237,6 @@ def test_a_fifth_of_the_clients_that_flip_signs_moves_only_the_mean(
 def test_numbers_that_fit_no_join_are_refused(build, message):
   with pytest.raises(SettingError, match=message):
     build()
-
-
-@pytest.mark.parametrize(
-  'postprocess',
-  [None, local_noise.LocalNoise(1.0, 0.0)],
-  ids=['plain', 'beside clips of clients'],
-)
-def test_robust_joins_are_refused_beside_noise(model, postprocess):
-  median = aggregators.coordinate_median(clients_per_round=9)
-  private = privacy.private_mean(
-    clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=9
-  )
-  two = planted.in_parts(private, median)
-  with pytest.raises(
-    client_work.CompositionError,
-    match='coordinate_median: clients would send their updates exactly, beside',
-  ):
-    algorithms.build_fed_avg(
-      model,
-      aggregation=Aggregation(
-        two,
-        client_weighting=ClientWeighting.UNIFORM,
-        postprocess_update=postprocess,
-      ),
-    )
 
 
 def test_robust_joins_are_refused_for_members():

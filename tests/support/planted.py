@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import aggregators
 from tff_partial import assignments
 from tff_partial import evaluation
 from tff_partial import groups
@@ -197,13 +196,6 @@ HEADS = assignments.FedEmbedVariables(
 OF_FIRST_ITEM = assignments.Assignment(
   groups.by_attribute(lambda held: held['x'] % 2)
 )
-
-
-def in_parts(*parts: Any) -> aggregators.MeanFactory:
-  """An aggregator that says that others aggregate its parts."""
-  mean = aggregators.MeanFactory()
-  mean.parts = parts
-  return mean
 
 
 def factorization(

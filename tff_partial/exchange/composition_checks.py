@@ -109,12 +109,6 @@ def _check_privacy(
         f'The statistic {statistic.name!r}: clients would send it {unpaid} '
         'Leave it out, join it WITH_UPDATE, or do without noise.'
       )
-  for part in [] if is_local else _parts(aggregator):
-    if isinstance(part, RobustFactory):
-      raise CompositionError(
-        f'{part.name}: clients would send their updates {unpaid} A private '
-        'run takes a private mean for all variables, or local noise.'
-      )
   # A private aggregator takes no weights.
   if local and client_weighting is not ClientWeighting.UNIFORM:
     raise CompositionError(
@@ -123,34 +117,14 @@ def _check_privacy(
     )
 
 
-def _parts(aggregator: aggregators.Factory) -> Sequence[aggregators.Factory]:
-  """Return the factories that each aggregate some variables."""
-  return getattr(aggregator, 'parts', [aggregator])
-
-
 def mechanisms_of(
   aggregator: aggregators.Factory, postprocess_update: PostprocessUpdate | None
 ) -> list[mechanisms.Mechanism]:
-  """Return all mechanisms that clip and noise some of what clients send."""
-  return _stated([*_parts(aggregator), postprocess_update])
-
-
-def mechanism(
-  aggregator: aggregators.Factory, postprocess_update: PostprocessUpdate | None
-) -> mechanisms.Mechanism | None:
-  """Return the mechanism that makes all updates private, or None.
-
-  Processing of noised sums at the server does not change privacy. Of several,
-  it is the first that adds noise, or the first if all only clip.
-  """
-  found = _stated([aggregator, postprocess_update])
-  noised = [one for one in found if one.noise_multiplier]
-  return next(iter(noised + found), None)
-
-
-def _stated(parts: Sequence[Any]) -> list[mechanisms.Mechanism]:
-  """Return the mechanisms that parts of a process say they are."""
-  found = (getattr(part, 'mechanism', None) for part in parts)
+  """Return all mechanisms that clip and noise what clients send."""
+  found = (
+    getattr(part, 'mechanism', None)
+    for part in (aggregator, postprocess_update)
+  )
   return [one for one in found if one is not None]
 
 

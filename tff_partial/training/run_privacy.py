@@ -53,7 +53,8 @@ def ledger_of(
       f'`privacy` must be a PrivacyLedger, {UNACCOUNTED!r} or None, found '
       f'{privacy!r:.80}.'
     )
-  if not process.is_noised:
+  mechanism = process.mechanism
+  if mechanism is None:
     if privacy is not None:
       raise ProgramError(
         f'privacy={privacy!r}: the process is not private; nothing clips or '
@@ -61,22 +62,16 @@ def ledger_of(
       )
     return None
   if privacy is None:
-    remedy = _remedy(process.mechanism)
     raise ProgramError(
       'The process clips and noises what clients send, but nothing would count '
-      f'what the run costs them. {remedy} For a simulation of which no epsilon '
-      f'is said, pass privacy={UNACCOUNTED!r}.'
+      f'what the run costs them. {_remedy(mechanism)} For a simulation without '
+      f'an epsilon, pass privacy={UNACCOUNTED!r}.'
     )
   return None
 
 
-def _remedy(mechanism: mechanisms.Mechanism | None) -> str:
+def _remedy(mechanism: mechanisms.Mechanism) -> str:
   """Describe how to account for the noise of a process."""
-  if mechanism is None:
-    return (
-      'No ledger can, as only parts of an update have noise: clip by tier, '
-      'with one private mean for all of them.'
-    )
   if isinstance(mechanism.clipping, local_noise.L1Clip):
     return 'No ledger counts Laplace noise, LaplaceNoise.epsilon does.'
   simulated = ', simulation=True' if mechanism.is_simulation else ''
