@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tasks import shared_options as shared
 from tasks import task
 from tasks.movielens import data as movielens_data
 from tasks.movielens import models as movielens_models
@@ -36,7 +35,7 @@ _RANDOM_TASTES = 4
 _HELD_OUT = 5
 
 
-class MovieLensRanking(task.Task):
+class MovieLensRanking(task.MeasuredByProtocol):
   """Users as clients, the films that they rated as examples.
 
   Attributes:
@@ -57,6 +56,7 @@ class MovieLensRanking(task.Task):
   ):
     """Divide the interactions by the seed."""
     self.ratings = ratings
+    self.protocol = options.protocol
     self._options = options
     self._seed = seed
     frame = ratings.frame.assign(rating=np.float32(1.0), is_query=0)
@@ -71,7 +71,7 @@ class MovieLensRanking(task.Task):
     options = self._options
     latest = functools.partial(_latest, max_examples=options.max_examples)
     from_end = frame.groupby('user_id').cumcount(ascending=False)
-    if options.protocol == shared.SEEN:
+    if self.protocol == task.SEEN:
       held_out = [
         frame[from_end >= last].assign(
           is_query=(from_end[from_end >= last] == last).astype(np.int32)
@@ -105,17 +105,9 @@ class MovieLensRanking(task.Task):
       },
     }
 
-  def _clients(self, part: str) -> task.EvaluationClients:
-    seen = self._options.protocol == shared.SEEN
+  def _evaluation_clients(self, part: str) -> task.EvaluationClients:
+    seen = self.protocol == task.SEEN
     return task.EvaluationClients(part, seen, splits.by_mark())
-
-  @property
-  def validation(self) -> task.EvaluationClients:
-    return self._clients(task.VALIDATION)
-
-  @property
-  def tests(self) -> dict[str, task.EvaluationClients]:
-    return {self._options.protocol: self._clients(task.TEST)}
 
   def _build_model(self, user: str) -> models.PartialModel:
     options, num_items = self._options, self.ratings.num_items
@@ -149,7 +141,7 @@ class MovieLensRanking(task.Task):
       split=clients.split or splits.by_mark(),
       output=None if isinstance(outputs, tf.TensorSpec) else ranking.SCORE,
       # Users have one held-out film, or a fifth of theirs.
-      batch_size=1 if self._options.protocol == shared.SEEN else 8,
+      batch_size=1 if self.protocol == task.SEEN else 8,
     )
 
   def clients(

@@ -36,7 +36,7 @@ from tff_partial.data import splits
 from tff_partial.model import models
 
 
-class NextWord(task.Task):
+class NextWord(task.MeasuredByProtocol):
   """Authors as clients, their sentences as examples.
 
   Attributes:
@@ -61,9 +61,10 @@ class NextWord(task.Task):
   ):
     """Divide the sentences and learn the vocabulary."""
     self.sentences = sentences
+    self.protocol = options.protocol
     self.parts = (
       parts_lib.divide_sentences(sentences)
-      if options.protocol == task.SEEN
+      if self.protocol == task.SEEN
       else parts_lib.divide_users(sentences, seed=seed)
     )
     training = self.parts[task.TRAIN]
@@ -120,17 +121,9 @@ class NextWord(task.Task):
   def released_anew(self, release: task.Release) -> 'NextWord':
     return NextWord(self.sentences, self._options, self._seed, release)
 
-  @property
-  def validation(self) -> task.EvaluationClients:
-    return self._measured(task.VALIDATION)
-
-  @property
-  def tests(self) -> dict[str, task.EvaluationClients]:
-    return {self._options.protocol: self._measured(task.TEST)}
-
-  def _measured(self, part: str) -> task.EvaluationClients:
+  def _evaluation_clients(self, part: str) -> task.EvaluationClients:
     """Return clients to be measured on the same sentences by all algorithms."""
-    if self._options.protocol == task.SEEN:
+    if self.protocol == task.SEEN:
       mark = splits.by_mark(clients_lib.IS_QUERY)
       return task.EvaluationClients(part, True, mark)
     return task.EvaluationClients(part, False, splits.halves())

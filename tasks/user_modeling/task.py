@@ -24,13 +24,10 @@ from tasks.user_modeling import cuts
 from tasks.user_modeling import measures
 from tasks.user_modeling import models as user_models
 from tasks.user_modeling import movielens_files
+from tasks.user_modeling import options as user_options
 from tasks.user_modeling import parts
 from tasks.user_modeling import records as records_lib
 from tasks.user_modeling import synthetic
-from tasks.user_modeling.options import AssistOptions
-from tasks.user_modeling.options import MovielensOptions
-from tasks.user_modeling.options import PUBLIC
-from tasks.user_modeling.options import UserModelingOptions
 import tff_partial
 from tff_partial import tiers
 from tff_partial.algorithms import hpfl
@@ -43,7 +40,7 @@ from tff_partial.model import models
 _RELATION = 'relation/kernel'
 
 
-class UserModeling(task.Task):
+class UserModeling(task.MeasuredByProtocol):
   """Clients with many users each, whose answers are examples.
 
   Attributes:
@@ -53,13 +50,14 @@ class UserModeling(task.Task):
   selection_metric = 'rmse'
   higher_is_better = False
   keeps_tables = True
+  protocol = task.SEEN
   forms = (task.OWN, task.TABLE)
 
   def __init__(
     self,
     name: str,
     records: records_lib.Records,
-    options: UserModelingOptions,
+    options: user_options.UserModelingOptions,
     seed: int,
   ):
     """Divide the records by the seed."""
@@ -69,20 +67,15 @@ class UserModeling(task.Task):
       'list of attributes',
       'median numbers of users and items',
     )
-    if options.items == PUBLIC:
+    if options.items == user_options.PUBLIC:
       self.learned_from_training += ('list of items',)
     self._options = options
     self._seed = seed
     self._parts = parts.divided(records, seed=seed, repeat=options.repeat)
     self._clients = clients_lib.ManyUserClients(records, self._parts)
 
-  @property
-  def validation(self) -> task.EvaluationClients:
-    return task.EvaluationClients(task.VALIDATION, True)
-
-  @property
-  def tests(self) -> dict[str, task.EvaluationClients]:
-    return {task.SEEN: task.EvaluationClients(task.TEST, True)}
+  def _evaluation_clients(self, part: str) -> task.EvaluationClients:
+    return task.EvaluationClients(part, True)
 
   @property
   def counts(self) -> dict[str, Any]:
@@ -221,7 +214,7 @@ def _hidden(
 
 
 def load_assist(
-  options: AssistOptions, data: task.Data, seed: int
+  options: user_options.AssistOptions, data: task.Data, seed: int
 ) -> UserModeling:
   """Load the answers and make the task.
 
@@ -234,7 +227,7 @@ def load_assist(
 
 
 def load_movielens(
-  options: MovielensOptions, data: task.Data, seed: int
+  options: user_options.MovielensOptions, data: task.Data, seed: int
 ) -> UserModeling:
   """Load the ratings and make the task.
 

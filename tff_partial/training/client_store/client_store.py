@@ -92,8 +92,6 @@ class ClientStates:
       ClientStoreError: If they cannot be read.
     """
     parts = [*self._parts(client_ids, np.arange(len(client_ids)))]
-    if len(parts) == 1:
-      return self._converter.columns(parts[0][0])
     states = sources.Scattered.joined(self._format.specs, parts)
     return self._converter.columns(states)
 
