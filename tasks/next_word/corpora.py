@@ -8,11 +8,8 @@ from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.files import json_lines
 from tasks.next_word import federated_files
+from tasks.next_word import sentences
 from tasks.next_word import tokenising
-from tasks.next_word.sentences import gather
-from tasks.next_word.sentences import Limits
-from tasks.next_word.sentences import Message
-from tasks.next_word.sentences import Sentences
 
 LEAN_CHAT, SUBREDDIT = 'lean_chat', 'subreddit'
 STACKOVERFLOW, SHAKESPEARE = 'stackoverflow', 'shakespeare'
@@ -42,10 +39,10 @@ _REMEDY = (
 def load(
   corpus: str,
   data_dir: str | os.PathLike[str] | None,
-  limits: Limits,
+  limits: sentences.Limits,
   *,
   download: bool = False,
-) -> Sentences:
+) -> sentences.Sentences:
   """Read a corpus, mostly kept on disk (see `sentences`).
 
   Args:
@@ -72,7 +69,7 @@ def load(
     messages = federated_files.read(
       data_set, data_dir or '', limits, download=download
     )
-    return gather(corpus, messages, rule, limits)
+    return sentences.gather(corpus, messages, rule, limits)
   if corpus in _JSON_LINES:
     files = json_lines.find(
       data_dir or '', corpus, _JSON_LINES[corpus], _REMEDY
@@ -81,7 +78,7 @@ def load(
   else:
     files = _own_files(corpus)
     name = pathlib.Path(corpus).name
-  return gather(name, _messages(files), tokenising.CHAT, limits)
+  return sentences.gather(name, _messages(files), tokenising.CHAT, limits)
 
 
 def _own_files(corpus: str) -> list[pathlib.Path]:
@@ -96,8 +93,8 @@ def _own_files(corpus: str) -> list[pathlib.Path]:
   )
 
 
-def _messages(files: Sequence[pathlib.Path]) -> Iterator[Message]:
+def _messages(files: Sequence[pathlib.Path]) -> Iterator[sentences.Message]:
   for path in files:
     for author, time, text in json_lines.read(path, _FIELDS):
       if author not in _GONE and text not in _GONE:
-        yield Message(author, time, text)
+        yield sentences.Message(author, time, text)

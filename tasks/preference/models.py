@@ -17,18 +17,7 @@ from tasks import task
 from tasks.errors import OptionError
 from tasks.images import HEAD
 from tasks.images import scaled_input
-from tasks.preference.losses import clustered_loss
-from tasks.preference.losses import fed_embed_loss
-from tasks.preference.losses import global_loss
-from tasks.preference.losses import IS_LIKED
-from tasks.preference.losses import IS_PROTOTYPICAL
-from tasks.preference.losses import KIND
-from tasks.preference.losses import LIKED
-from tasks.preference.losses import LIKED_GLOBALLY
-from tasks.preference.losses import preference_loss
-from tasks.preference.losses import shared_loss
-from tasks.preference.losses import SUB_POPULATION
-from tasks.preference.losses import TYPE
+from tasks.preference import losses
 from tff_partial import assignments
 from tff_partial import layers as layers_lib
 from tff_partial.model import keras_models
@@ -150,9 +139,9 @@ def build_fed_embed(
     name=PROTOTYPES,
   )(joined)
   outputs = {
-    LIKED: dense(2, name=HEAD)(joined),
-    LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(joined),
-    TYPE: dense(num_types or num_groups, name=TYPE_HEAD)(joined),
+    losses.LIKED: dense(2, name=HEAD)(joined),
+    losses.LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(joined),
+    losses.TYPE: dense(num_types or num_groups, name=TYPE_HEAD)(joined),
   }
   return tf.keras.Model(images, outputs, name='fed_embed')
 
@@ -201,8 +190,8 @@ def build_clustered(
     name=PROTOTYPES,
   )(features)
   outputs = {
-    LIKED: layers.Dense(2, name=HEAD)(features),
-    LIKED_GLOBALLY: read([with_one, matrices])
+    losses.LIKED: layers.Dense(2, name=HEAD)(features),
+    losses.LIKED_GLOBALLY: read([with_one, matrices])
     if by_head
     else layers.Dense(2, name=GLOBAL_HEAD)(features),
   }
@@ -262,11 +251,11 @@ def build_partial(
     heads = {'group': HEAD, 'num_groups': num_groups}
     if user != task.CLUSTERS:
       heads['local'] = PERSONAL
-  loss = fed_embed_loss if type_head else preference_loss
+  loss = losses.fed_embed_loss if type_head else losses.preference_loss
   if user == task.CLUSTERS:
-    loss = clustered_loss
+    loss = losses.clustered_loss
   elif user == task.HEAD_CLUSTERS:
-    loss = preference_loss
+    loss = losses.preference_loss
   return keras_models.from_keras(
     build, loss=loss, labels=LABEL_SPEC, **heads, **options
   )
@@ -275,14 +264,14 @@ def build_partial(
 PARTS = assignments.FedEmbedVariables(
   embedding=f'{PERSONAL}/own',
   global_head=f'{GLOBAL_HEAD}/.*',
-  global_loss=global_loss,
-  shared_loss=shared_loss,
+  global_loss=losses.global_loss,
+  shared_loss=losses.shared_loss,
   prototypes=f'{PROTOTYPES}/vectors',
-  sub_population=lambda labels: labels[:, SUB_POPULATION],
+  sub_population=lambda labels: labels[:, losses.SUB_POPULATION],
   liked_type=lambda labels: tf.where(
-    labels[:, IS_LIKED] > 0, labels[:, KIND], -1
+    labels[:, losses.IS_LIKED] > 0, labels[:, losses.KIND], -1
   ),
-  is_prototypical=lambda labels: labels[:, IS_PROTOTYPICAL] > 0,
+  is_prototypical=lambda labels: labels[:, losses.IS_PROTOTYPICAL] > 0,
 )
 # Parts of a model that does not learn from its type head.
 PARTS_WITHOUT_TYPES = dataclasses.replace(PARTS, shared_loss=None)

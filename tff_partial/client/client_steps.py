@@ -7,18 +7,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_partial import contexts
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.client import descent
 from tff_partial.client import exact_solves
-from tff_partial.client.descent import connected
-from tff_partial.client.descent import descend
-from tff_partial.client.descent import replaced
-from tff_partial.client.descent import trained_by
-from tff_partial.contexts import Batch
-from tff_partial.contexts import batch_of
-from tff_partial.contexts import ClientContext
-from tff_partial.contexts import first_of
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
 from tff_partial.model import losses
@@ -67,7 +61,7 @@ BatchFn = Callable[[tf.Tensor], tuple[Mapping[str, Any], tf.Tensor]]
 
 
 def replaced_predictions(
-  predict_fn: phases.PredictFn, context: ClientContext
+  predict_fn: phases.PredictFn, context: contexts.ClientContext
 ) -> Any:
   """Return the client's predictions that replace the model's.
 
@@ -81,7 +75,7 @@ def replaced_predictions(
     PhaseError: If the structure, shapes or dtypes differ from those of the
       model's predictions.
   """
-  given = batch_of(context).predictions
+  given = contexts.batch_of(context).predictions
   measured = tf.nest.map_structure(
     lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
     context.model.replaced_spec,
@@ -127,7 +121,7 @@ def _descended(
   moved: tiers.Weights = collections.OrderedDict()
   sums = []
   for tier, named in mine.items():
-    states[tier], moved[tier], changed = descend(
+    states[tier], moved[tier], changed = descent.descend(
       turn.phase.optimizer_of(tier), states[tier], named, gradients[tier]
     )
     sums += changed
@@ -136,7 +130,7 @@ def _descended(
   moved_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
   return state._replace(
     optimizers=optimizers,
-    trained=replaced(state.trained, moved),
+    trained=descent.replaced(state.trained, moved),
     is_finite=tf.logical_and(state.is_finite, moved_finite),
   )
 
@@ -168,7 +162,7 @@ def _with_states(
     for tensor in tf.nest.flatten(moved)
   ]
   return state._replace(
-    trained=replaced(state.trained, moved),
+    trained=descent.replaced(state.trained, moved),
     is_finite=tf.reduce_all([state.is_finite, *are_finite]),
   )
 
@@ -201,7 +195,7 @@ class Steps:
   def __init__(
     self,
     model: lookups.RowModel,
-    context: ClientContext,
+    context: contexts.ClientContext,
     part_seed: tf.Tensor,
   ):
     """Store what does not change between steps.
@@ -220,12 +214,12 @@ class Steps:
     predictions: Any,
     seed: tf.Tensor,
     what: str,
-  ) -> ClientContext:
+  ) -> contexts.ClientContext:
     """Return the client's context within a step, for terms and answers."""
     return self._context._replace(
       weights=weights,
       seed=random_bits.fold_in(seed, what),
-      batch=Batch.of(batch, is_real, predictions),
+      batch=contexts.Batch.of(batch, is_real, predictions),
     )
 
   def _predicted(
@@ -246,7 +240,7 @@ class Steps:
       return self._model.predict(weights, batch, training=training, seed=seed)
     number = tf.reduce_sum(tf.cast(is_real, tf.int32))
     predictions, losses, updates = self._model.predict(
-      weights, first_of(batch, number), training=True, seed=seed
+      weights, contexts.first_of(batch, number), training=True, seed=seed
     )
     places = tf.range(tf.shape(is_real)[0])
     places = tf.where(places < number, places, 0)
@@ -278,7 +272,7 @@ class Steps:
     solve = exact_solves.ExactSolve(
       phase.through, self._model, self._context, self._part_seed
     )
-    solution = solve.solve(replaced(self._context.weights, trained))
+    solution = solve.solve(descent.replaced(self._context.weights, trained))
     return lambda weights: solve.followed(weights, solution)
 
   def step(
@@ -307,13 +301,13 @@ class Steps:
     for turn in turns:
       phase = turn.phase
       seed = random_bits.fold_in(turn.seed, number)
-      held = trained_by([phase], state.trained)
-      mine = trained_by([phase], held, self._context.model.state)
+      held = descent.trained_by([phase], state.trained)
+      mine = descent.trained_by([phase], held, self._context.model.state)
       updates: Mapping[str, tf.Tensor] = {}
       follow = self._follow(phase, state.trained)
       with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(mine)
-        weights = follow(replaced(self._context.weights, state.trained))
+        weights = follow(descent.replaced(self._context.weights, state.trained))
         objective, predictions = tf.constant(0.0), None
         if phase.use_model_loss or turn.measured:
           predictions, regularization, updates = self._predicted(
@@ -344,7 +338,7 @@ class Steps:
       is_finite = tf.logical_and(state.is_finite, tf.math.is_finite(objective))
       state = state._replace(is_finite=is_finite)
       if mine:
-        gradients = connected(tape.gradient(objective, mine), mine)
+        gradients = descent.connected(tape.gradient(objective, mine), mine)
         state = _descended(turn, state, mine, gradients)
       state = _with_states(state, held, updates)
       if turn.measured:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_partial import contexts
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial import random_bits
@@ -19,10 +20,6 @@ from tff_partial.client.client_steps import TrainState
 from tff_partial.client.client_steps import Turn
 from tff_partial.client.descent import replaced
 from tff_partial.client.descent import trained_by
-from tff_partial.contexts import ClientContext
-from tff_partial.contexts import Compute
-from tff_partial.contexts import ContextError
-from tff_partial.contexts import OverwriteWeights
 from tff_partial.model import keras_metrics
 from tff_partial.sparse import lookups
 from tff_partial.sparse import rows
@@ -45,7 +42,7 @@ class ClientResult(NamedTuple):
       these rows' ids and their old minus their new values.
   """
 
-  context: ClientContext
+  context: contexts.ClientContext
   metrics: keras_metrics.MetricState
   loss: list[tf.Tensor]
   num_examples: tf.Tensor
@@ -66,11 +63,11 @@ class ClientResult(NamedTuple):
 
 def _assigned(
   assign: groups.Assign,
-  context: ClientContext,
+  context: contexts.ClientContext,
   copies: tiers.NamedTensors,
   model: lookups.RowModel,
   part_seed: tf.Tensor,
-) -> ClientContext:
+) -> contexts.ClientContext:
   """Return the client's context after it chose its group, or all copies."""
 
   def with_group(held: Any) -> tiers.Weights:
@@ -88,7 +85,7 @@ def _assigned(
 
 def run(
   work: phases.Work,
-  context: ClientContext,
+  context: contexts.ClientContext,
   tables: lookups.Tables | None = None,
   round_number: tf.Tensor | None = None,
 ) -> ClientResult:
@@ -127,11 +124,11 @@ def run(
       done = done._replace(
         context=_assigned(part, known, copies, model, part_seed)
       )
-    elif isinstance(part, Compute):
+    elif isinstance(part, contexts.Compute):
       found = part.function(known.on(part.on, part_seed))
       computed = {**known.computed, part.name: found}
       done = done._replace(context=known._replace(computed=computed))
-    elif isinstance(part, OverwriteWeights):
+    elif isinstance(part, contexts.OverwriteWeights):
       done = _overwritten(part, done._replace(context=known), part_seed)
     elif isinstance(part, phases.Phase) and part.exact is not None:
       if part.max_steps != 0:
@@ -275,14 +272,14 @@ def _solved(
 
 
 def _overwritten(
-  part: OverwriteWeights, done: ClientResult, part_seed: tf.Tensor
+  part: contexts.OverwriteWeights, done: ClientResult, part_seed: tf.Tensor
 ) -> ClientResult:
   """Replace a client's weights by those that `part` computes."""
   new = part.function(done.context.on(part.on, part_seed))
   for tier, named in new.items():
     unknown = [n for n in named if n not in done.weights.get(tier, {})]
     if unknown:
-      raise ContextError(
+      raise contexts.ContextError(
         f'A client is to replace its {tier} weights {unknown}, but it holds '
         f'{list(done.weights.get(tier, {}))} there.'
       )

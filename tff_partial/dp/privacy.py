@@ -22,14 +22,10 @@ import tensorflow_privacy as tfp
 from tff_partial import aggregators
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import dp_queries
+from tff_partial.dp import private_rows
 from tff_partial.dp.mechanisms import CENTRAL
 from tff_partial.dp.mechanisms import Mechanism
 from tff_partial.dp.mechanisms import PrivateTypeError
-from tff_partial.dp.private_rows import NestedSumQuery
-from tff_partial.dp.private_rows import RowsQuery
-from tff_partial.dp.private_rows import RowSumFactory
-from tff_partial.dp.private_rows import seed_maker
-from tff_partial.dp.private_rows import with_distinct_rows
 from tff_partial.errors import PrivacyError
 
 # Suffix of the names of exact measurements.
@@ -57,7 +53,7 @@ class _UpdateParts:
     """The query of the whole structure."""
     if _WHOLE in self.queries:
       return self.queries[_WHOLE]
-    return NestedSumQuery(collections.OrderedDict(self.queries))
+    return private_rows.NestedSumQuery(collections.OrderedDict(self.queries))
 
   def are_clipped(self, params: Any, value: Any) -> Any:
     """Return whether a client's parts are clipped, which is not private."""
@@ -165,7 +161,7 @@ class PrivateFactory(
         part: clipping[part].query(
           clipping_lib.Noise(
             self.noise_multiplier / math.sqrt(share),
-            seed_maker(self.noise_seed, part),
+            private_rows.seed_maker(self.noise_seed, part),
             spec,
             self.clients_per_round,
           )
@@ -249,8 +245,8 @@ class PrivateFactory(
     parts = self._parts(specs)
     query, total = parts.query, None
     if table_type is not None:
-      query = RowsQuery(query, specs)
-      total = RowSumFactory(query)
+      query = private_rows.RowsQuery(query, specs)
+      total = private_rows.RowSumFactory(query)
     process = tff.aggregators.DifferentiallyPrivateFactory(query, total).create(
       value_type
     )
@@ -321,7 +317,7 @@ def _diagnosing(
   @tff.tensorflow.computation(params_of.type_signature.result, value_type)
   def are_clipped(params: Any, value: Any) -> Any:
     if distinct_in is not None:
-      value = with_distinct_rows(value, distinct_in)
+      value = private_rows.with_distinct_rows(value, distinct_in)
     return parts.are_clipped(params, value)
 
   @tff.tensorflow.computation(measured_type, are_clipped.type_signature.result)

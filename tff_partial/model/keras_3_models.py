@@ -16,16 +16,12 @@ import tensorflow as tf
 from tff_partial.model import keras_3
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
+from tff_partial.model import keras_refusals
 from tff_partial.model import loss_scaling
 from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
 from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
-from tff_partial.model.keras_refusals import refuse_kind
-from tff_partial.model.keras_refusals import refuse_layer
-from tff_partial.model.keras_refusals import refuse_lookups
-from tff_partial.model.keras_refusals import refuse_open_shapes
-from tff_partial.model.keras_refusals import refuse_updates
 from tff_partial.model.keras_variables import in_float32
 from tff_partial.model.keras_variables import ModelError
 
@@ -56,8 +52,8 @@ class Keras3Functions:
     self._model, inputs, self._made = _made(build, inputs)
     self._layers = layers = keras_analysis.layers_of(self._model)
     for layer in layers:
-      refuse_kind(layer)
-      refuse_layer(layer)
+      keras_refusals.refuse_kind(layer)
+      keras_refusals.refuse_layer(layer)
     names = [_name(v, self._model) for v in self._model.weights]
     self._names = dict(zip(map(id, self._model.weights), names, strict=True))
     # Counters of draws and of steps, which the model does not read.
@@ -142,7 +138,7 @@ class Keras3Functions:
         training=True,
         seed=tf.compat.v1.placeholder(tf.int32, [2]),
       )
-    refuse_lookups(graph, self._layers)
+    keras_refusals.refuse_lookups(graph, self._layers)
     specs = tf.nest.map_structure(
       lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
     )
@@ -182,7 +178,7 @@ class Keras3Functions:
       if new is value:
         continue
       if id(variable) not in self._names or variable.trainable:
-        refuse_updates(variable.path)
+        keras_refusals.refuse_updates(variable.path)
       updates[self._names[id(variable)]] = tf.convert_to_tensor(new)
     return outputs, losses, updates
 
@@ -246,7 +242,7 @@ def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
     if inputs is None:
       inputs = keras_analysis.declared_inputs(model)
     inputs = keras_analysis.without_lists(inputs)
-    refuse_open_shapes(inputs)
+    keras_refusals.refuse_open_shapes(inputs)
     if not model.built or not getattr(model, 'inputs', None):
       model(tracing.one_example(inputs))
       created.assigned.clear()  # State of random generators and the like.

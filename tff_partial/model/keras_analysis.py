@@ -13,17 +13,11 @@ import tensorflow as tf
 
 from tff_partial.data import examples
 from tff_partial.model import client_tables
+from tff_partial.model import keras_refusals
 from tff_partial.model import keras_variables
 from tff_partial.model import loss_scaling
 from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
-from tff_partial.model.keras_refusals import ASSIGNMENTS
-from tff_partial.model.keras_refusals import explaining
-from tff_partial.model.keras_refusals import refuse_kind
-from tff_partial.model.keras_refusals import refuse_layer
-from tff_partial.model.keras_refusals import refuse_lookups
-from tff_partial.model.keras_refusals import refuse_open_shapes
-from tff_partial.model.keras_refusals import refuse_operations
 from tff_partial.model.keras_variables import ModelError
 
 CONSTRAINED = (
@@ -300,7 +294,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
   requests = _Requests()
   with tf.__internal__.FuncGraph('analyse').as_default() as graph:
     with keras_variables.answering_variables(requests.answer):
-      with explaining():
+      with keras_refusals.explaining():
         model = build()
       if not isinstance(model, tf.keras.Model):
         raise ModelError(
@@ -309,26 +303,26 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         )
       inputs = declared_inputs(model) if inputs is None else inputs
       layers = layers_of(model)
-      refuse_operations(
+      keras_refusals.refuse_operations(
         graph,
-        ASSIGNMENTS,
+        keras_refusals.ASSIGNMENTS,
         layers,
         'changes a variable while the model is built. Give trained values with '
         '`initial_weights` instead of loading them in the builder.',
       )
       inputs = without_lists(inputs)
-      refuse_open_shapes(inputs)
+      keras_refusals.refuse_open_shapes(inputs)
       for layer in layers:
-        refuse_kind(layer)
-      with explaining():
+        keras_refusals.refuse_kind(layer)
+      with keras_refusals.explaining():
         outputs = model(
           tf.nest.map_structure(tracing.placeholder, inputs), training=True
         )
       outputs = keras_variables.in_float32(outputs)
   layers = layers_of(model)
-  refuse_lookups(graph, layers)
+  keras_refusals.refuse_lookups(graph, layers)
   for layer in layers:
-    refuse_layer(layer)
+    keras_refusals.refuse_layer(layer)
   return KerasSpec(
     requests.variables(model, layers),
     tuple(dict.fromkeys(layer.name for layer in layers)),

@@ -39,10 +39,7 @@ import weakref
 
 import tensorflow_federated as tff
 
-from tff_partial.runtimes.native_runtime.worker import ATTEMPTS
-from tff_partial.runtimes.native_runtime.worker import NativeRuntimeError
-from tff_partial.runtimes.native_runtime.worker import noted_failures
-from tff_partial.runtimes.native_runtime.worker import Worker
+from tff_partial.runtimes.native_runtime import worker
 from tff_partial.runtimes.values import typed_values
 
 
@@ -86,7 +83,7 @@ class _NativeContext:
     ),
   ):
     """Set up the runtime, but start nothing yet."""
-    self._worker = Worker()
+    self._worker = worker.Worker()
     super().__init__(  # type: ignore[call-arg]  # In the other base.
       executor_fn=self._worker,
       compiler_fn=compiler,
@@ -123,11 +120,11 @@ class _NativeContext:
 
   def _prepare(self, computation: tff.Computation, argument: object) -> object:
     if not self._worker.is_ours:
-      raise NativeRuntimeError(
+      raise worker.NativeRuntimeError(
         'A native runtime cannot be used in a fork of the process that made '
         'it: make one in the new process.'
       )
-    noted_failures.set([])
+    worker.noted_failures.set([])
     return _with_lists(argument, computation.type_signature.parameter)
 
 
@@ -141,7 +138,7 @@ class NativeRuntime(_NativeContext, tff.framework.SyncExecutionContext):
       return super().invoke(comp, arg)
     except (KeyboardInterrupt, SystemExit) as interrupt:
       # The computation is in another thread, which would otherwise retry.
-      noted_failures.get().extend([interrupt] * ATTEMPTS)
+      worker.noted_failures.get().extend([interrupt] * worker.ATTEMPTS)
       self._worker.end()
       raise
 
