@@ -414,6 +414,23 @@ def test_the_best_round_is_kept(world, tmp_path, metric, higher_is_better):
   assert small_runs.flat(until.weights) == small_runs.flat(result.best_weights)
 
 
+def test_a_run_with_more_rounds_forgets_that_an_earlier_one_was_its_last(
+  plain, tmp_path
+):
+  short = plain.train(output_dir=tmp_path, rounds=7)
+  assert short.best_round == 7
+  assert small_runs.flat(short.best_weights) == small_runs.flat(short.weights)
+  again = plain.train(output_dir=tmp_path, rounds=7)
+  small_runs.assert_same(again, short)
+  # Without what was measured after round 7, round 8 is the best.
+  longer = plain.train(output_dir=tmp_path, rounds=8)
+  whole = plain.train(output_dir=tmp_path / 'whole', rounds=8)
+  small_runs.assert_same(longer, whole)
+  assert longer.best_round == 8
+  assert repeatable_rows(tmp_path) == repeatable_rows(tmp_path / 'whole')
+  assert longer.history[6].keys() == whole.history[6].keys()
+
+
 def test_without_validation_the_last_round_is_the_best(world):
   result = world.train(validation=None)
   assert result.best_round is None

@@ -360,6 +360,30 @@ def test_a_new_best_round_is_saved_with_its_clients(world, tmp_path):
   small_runs.assert_same(result, world.train(**settings))
 
 
+def test_a_run_with_more_rounds_finds_the_clients_of_an_earlier_best(
+  world, tmp_path, monkeypatch
+):
+  def train(rounds, *better, **settings):
+    script = iter(better)
+    monkeypatch.setattr(
+      programs.Selection, 'is_better', lambda *_: next(script)
+    )
+    return world.train(rounds=rounds, evaluate_every=2, **settings)
+
+  # Rounds 2, 4 and 5, the last; then 6 and 7.
+  short = train(5, True, False, True, output_dir=tmp_path)
+  assert short.best_round == 5
+  longer = train(7, False, False, output_dir=tmp_path)
+  whole = train(7, True, False, False, False)
+  small_runs.assert_same(longer, whole)
+  assert longer.best_round == 2
+  known = [
+    run.best_client_store.read(world.clients.client_ids)
+    for run in (longer, whole)
+  ]
+  assert small_runs.flat(known[0].stacked) == small_runs.flat(known[1].stacked)
+
+
 @pytest.mark.slow
 def test_seen_users_know_more_than_new_ones(world):
   result = world.train(rounds=60, evaluate_every=60)

@@ -95,10 +95,12 @@ def _begin(
       _check_deletions(run, output_dir)
   if output_dir is not None:
     table = None if found is None else checkpoints.decompress(found.table)
-    loop.history = metrics_log.read(table or '')
     loop.table = metrics_log.Records(
       output_dir, saved=table, tensorboard=tensorboard
     )
+    if not loop.is_over and run.undo_extra_validation():
+      loop.table.complete(loop.empty_validation)
+    loop.history = metrics_log.read(loop.table.text)
     if run.privacy is not None and found is None:
       # After a kill, the same must be released from here on.
       run.save(loop.saved, loop.table)

@@ -32,6 +32,8 @@ class Notes:
     best_validation: Their metrics in that round.
     validation: Those of the last evaluation.
     validations: All validated rounds with their pooled metrics.
+  before_last: What these notes were before the validation of a last round that
+    a longer run would not measure; None if there was none.
     first_loss: The largest finite training loss of the first rounds.
     first_validation_loss: The first finite validation loss.
     diverging_rounds: Number of rounds in a row that have diverged.
@@ -50,6 +52,7 @@ class Notes:
   validations: list[tuple[int, dict[str, Any]]] = dataclasses.field(
     default_factory=list
   )
+  before_last: dict[str, Any] | None = None
   first_loss: float | None = None
   first_validation_loss: float | None = None
   diverging_rounds: int = 0
@@ -61,6 +64,13 @@ class Notes:
   deletions: int | None = None
 
 
+# Notes that a validation replaces.
+_OF_VALIDATIONS = (
+  'best_round',
+  'best_validation',
+  'validation',
+  'first_validation_loss',
+)
 # Key of the runtime's choices; a checkpoint holds them with the notes.
 _CHOICES = 'choices'
 
@@ -73,7 +83,8 @@ class Run:
     privacy: Ledger of its cost, or None.
     store: Client states, or None.
     state: The server's state.
-    best_weights: Those of the best round, once there is one.
+    best_weights: Those of the best round, once there is one; a last round that a
+      longer run would not measure has its own.
     best_server_state: Server state other than these weights; None if there is
       none.
     round: Number of rounds done.
@@ -110,14 +121,16 @@ class Run:
   @property
   def best_held(self) -> Any:
     """Server state other than the best, or last, weights; or None."""
-    if self.notes.best_round is None:
+    if self.notes.best_round in (None, self.round):
       return self.server_state
     return self.best_server_state
 
   @property
   def best(self) -> Any:
     """The best weights; the last ones if there is no best round."""
-    return self.weights if self.notes.best_round is None else self.best_weights
+    if self.notes.best_round in (None, self.round):
+      return self.weights
+    return self.best_weights
 
   @property
   def best_store(self) -> client_store_lib.ClientStates | None:
@@ -170,8 +183,12 @@ class Run:
     seed: int,
     select: selection.Selection,
     on_clients: Callable[[evaluation.ByClient], Any] | None = None,
+    is_extra: bool = False,
   ) -> dict[str, Any]:
-    """Measure the validation clients, and keep the best weights."""
+    """Measure the validation clients, and keep the best weights.
+
+    One that `is_extra`, which a longer run would not make, can be undone.
+    """
     weights, notes = self.weights, self.notes
     measured = evaluation_sets.measure(
       evaluation_set,
@@ -181,6 +198,8 @@ class Run:
       on_clients,
       server_state=self.server_state,
     )
+    if is_extra:
+      notes.before_last = {name: vars(notes)[name] for name in _OF_VALIDATIONS}
     notes.validation = measured
     notes.validations.append(
       (self.round, {name: measured[name] for name in evaluation_set.metrics})
@@ -188,9 +207,27 @@ class Run:
     notes.first_validation_loss = _first(notes.first_validation_loss, measured)
     if select.is_better(measured, notes.best_validation):
       notes.best_validation, notes.best_round = measured, self.round
-      self.best_weights = weights
-      self.best_server_state = self.server_state
+      if not is_extra:
+        self.best_weights = weights
+        self.best_server_state = self.server_state
     return measured
+
+  def undo_extra_validation(self) -> bool:
+    """Forget a validation that this run, now longer, would not have made.
+
+    Returns:
+      True if there was one.
+    """
+    notes = self.notes
+    if notes.before_last is None:
+      return False
+    self.notes = dataclasses.replace(
+      notes,
+      **notes.before_last,
+      validations=notes.validations[:-1],
+      before_last=None,
+    )
+    return True
 
   def is_over(self, rounds: int, stop: selection.StoppingRule) -> bool:
     """Return True if no round is left to do."""
@@ -235,7 +272,8 @@ class Run:
   ) -> None:
     """Save client states, and then everything else."""
     if self.store is not None:
-      self.store.save(self.round, self.notes.best_round)
+      best = (self.notes.before_last or vars(self.notes))['best_round']
+      self.store.save(self.round, best)
       self.notes.deletions = self.store.deletions
     if saved is None:
       return

@@ -32,6 +32,8 @@ from tff_partial.training.errors import ProgramError
 _FIRST = 'tracing and compiling, once'
 # Beginnings of the names of a round's metrics; the table leaves out the first.
 _TRAIN, _AGGREGATOR = 'client_work/train/', 'aggregator/'
+# That of a column of the validation clients.
+_VALIDATION = 'validation_'
 
 
 @dataclasses.dataclass
@@ -229,16 +231,25 @@ class TrainingLoop:
     """Return the validation's columns, which are empty if it is not due."""
     if self.validation is None:
       return {}
-    columns = {f'validation_{name}': name for name in self.validation.metrics}
     if not is_due:
-      return dict.fromkeys(columns, '')
+      return self.empty_validation
     if not self.has_validated:
       self._say(f'validation: {_FIRST}')
     self.has_validated = True
     measured = self.run.validate(
-      self.validation, self.seed, self.select, self._histograms
+      *(self.validation, self.seed, self.select, self._histograms),
+      is_extra=self.run.round % self.evaluate_every != 0,
     )
-    return {column: measured[name] for column, name in columns.items()}
+    return {
+      column: measured[column.removeprefix(_VALIDATION)]
+      for column in self.empty_validation
+    }
+
+  @property
+  def empty_validation(self) -> dict[str, str]:
+    """The validation's columns of a round that is not validated."""
+    metrics = [] if self.validation is None else self.validation.metrics
+    return dict.fromkeys((f'{_VALIDATION}{name}' for name in metrics), '')
 
   def _histograms(self, values: evaluation.ByClient) -> None:
     """Record how metrics differ between clients; on request if private.
