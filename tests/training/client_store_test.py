@@ -29,6 +29,7 @@ from tff_partial.runtimes.ray_runtime import deposits
 from tff_partial.runtimes.values import sources
 from tff_partial.training import sampling
 from tff_partial.training.client_store import client_store
+from tff_partial.training.client_store import fresh_states
 from tff_partial.training.client_store import sqlite_backend
 from tff_partial.training.client_store import state_codec
 
@@ -224,6 +225,17 @@ def test_what_is_written_is_read(store, runtime):
   np.testing.assert_allclose(
     store.client('client 5')['local/user'], expected, rtol=1e-6
   )
+
+
+def test_no_older_state_of_a_client_stays_in_memory(tmp_path):
+  specs, leaves = [tf.TensorSpec([2])], [np.ones([1, 2], np.float32)]
+  fresh = fresh_states.FreshStates(specs)
+  fresh.write(['ann'], sources.Scattered.held(specs, leaves))
+  deposit = deposits.Deposit.write(str(tmp_path), leaves).owned()
+  fresh.write(['ann'], sources.Scattered.of(specs, [deposit], [np.arange(1)]))
+  in_memory, _ = fresh._table.take(np.array([0]))
+  assert fresh.delete('ann')
+  assert not in_memory.leaves[0].any()
 
 
 def test_clients_may_be_named_by_numbers(store):

@@ -54,6 +54,10 @@ class FreshStates:
     for place in np.flatnonzero(~is_here):
       client = client_ids[place]
       source, row = states.sources[states.which[place]], int(states.rows[place])
+      before = self._places.get(client)
+      if before is not None and before[0] is self._table:
+        # No deletion would find it there any more.
+        self._table.erase(before[1])
       self._places[client] = source, row
       self._files.setdefault(source, {})[client] = row
 
