@@ -151,7 +151,22 @@ def uniform(
   """Draw uniform numbers from `[low, high)`."""
   drawn = tf.cast(tf.bitwise.right_shift(bits(seed, shape), 8), tf.float32)
   unit = drawn * tf.constant(_STEP)
-  return tf.cast(low + unit * (high - low), dtype)
+  draws = tf.cast(low + unit * (high - low), dtype)
+  if not _may_reach(low, high, dtype):
+    return draws
+  below = np.nextafter(*np.array([high, low], dtype.as_numpy_dtype))
+  return tf.minimum(draws, tf.constant(below, dtype))
+
+
+def _may_reach(low: Any, high: Any, dtype: tf.DType) -> bool:
+  """Return True if the largest uniform draw may be rounded to `high`."""
+  if tf.is_tensor(low) or tf.is_tensor(high) or not low < high:
+    return False
+  unit, span = 1.0 - _STEP, high - low
+  largest = np.float32(low) + np.float32(unit) * np.float32(span)
+  # In one step, as XLA may join them, and in two.
+  found = np.array([low + unit * span, largest], np.float32)
+  return bool((found.astype(dtype.as_numpy_dtype) >= high).any())
 
 
 def _in_whole_lanes(

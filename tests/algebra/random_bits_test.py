@@ -98,6 +98,26 @@ def test_draws_have_the_shape_of_their_distribution():
   assert cut.std() == pytest.approx(2.0 * np.sqrt(0.7737), abs=0.04)
 
 
+@pytest.mark.parametrize(
+  ('low', 'high', 'dtype', 'below'),
+  [
+    (0.0, 1.0, tf.float32, 1 - 2**-24),
+    (-2.0, 2.0, tf.float32, 2 - 2**-22),
+    (1.0, 2.0, tf.float32, 2 - 2**-23),
+    (0.0, 1.0, tf.bfloat16, 1 - 2**-8),
+  ],
+)
+def test_the_largest_draw_is_below_the_end(
+  monkeypatch, low, high, dtype, below
+):
+  ones = tf.constant(2**32 - 1, tf.uint32)
+  monkeypatch.setattr(
+    random_bits, 'bits', lambda _, shape: tf.fill(shape, ones)
+  )
+  drawn = random_bits.uniform(_SEED, [1], low, high, dtype)
+  assert float(drawn[0]) == below
+
+
 def test_words_make_seeds():
   # Fixed for ever: the results of a run follow from it.
   seed = random_bits.derive(0, 'client', '7')
