@@ -46,9 +46,11 @@ def sgd(learning_rate: float) -> Optimizer:
   """Build plain gradient descent, as used by the FedRecon paper's clients.
 
   Raises:
-    PhaseError: If the learning rate is not finite.
+    PhaseError: If the learning rate is negative or not finite.
   """
   wrong = checked_numbers.why_not_finite(learning_rate)
+  if not wrong and learning_rate < 0:
+    wrong = f'expected a number that is not negative, found {learning_rate}'
   if wrong:
     raise PhaseError(f'sgd: learning_rate: {wrong}.')
   return tff.learning.optimizers.build_sgdm(learning_rate)

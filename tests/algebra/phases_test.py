@@ -1005,6 +1005,14 @@ def test_settings_that_make_no_sense_are_refused(options, message):
     Phase(**options)
 
 
+@pytest.mark.parametrize('rate', [-0.1, float('nan')])
+def test_a_learning_rate_that_makes_no_sense_is_named(rate):
+  with pytest.raises(
+    phases.PhaseError, match=f'sgd: learning_rate: expected .* found {rate}'
+  ):
+    sgd(rate)
+
+
 @pytest.mark.parametrize(
   'options',
   [
