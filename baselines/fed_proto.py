@@ -78,6 +78,7 @@ def build_fed_proto(
       f'penalty={penalty}, num_classes={num_classes}: the penalty must be a '
       'finite number of 0 or more, and there must be a class.'
     )
+  features = _in_float32(features)
   first_prototypes = _first_prototypes(model, num_classes, features)
 
   def held_near(client: ClientContext) -> tf.Tensor:
@@ -169,6 +170,7 @@ def build_fed_proto_nearest_eval(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  features = _in_float32(features)
   first_prototypes = _first_prototypes(model, num_classes, features)
   found = model.prediction_spec
   if logits is not None:
@@ -205,6 +207,13 @@ def build_fed_proto_nearest_eval(
     personalise=personalise,
     split=split,
   )
+
+
+def _in_float32(
+  features: Callable[[Any], tf.Tensor],
+) -> Callable[[Any], tf.Tensor]:
+  """Return features in the precision of prototypes, whatever the model's."""
+  return lambda outputs: tf.cast(features(outputs), tf.float32)
 
 
 def _first_prototypes(

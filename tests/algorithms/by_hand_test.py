@@ -700,6 +700,16 @@ def _proto(model: models.PartialModel, **options: Any) -> Any:
   )
 
 
+def test_prototypes_are_of_one_precision_whatever_that_of_features(
+  with_features,
+):
+  options = {'features': lambda o: tf.cast(o['features'], tf.float64)}
+  assert not _proto(with_features, **options).sent
+  baselines.build_fed_proto_nearest_eval(
+    with_features, num_classes=1, logits='total', **options
+  )
+
+
 def _classes(labels: tf.Tensor) -> tf.Tensor:
   """Labels below and above zero; nobody has the third class."""
   return tf.cast(labels[:, 0] > 0, tf.int32)
