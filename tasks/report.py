@@ -152,7 +152,9 @@ def main(report: Report) -> None:
     )
   )
   if report.x:
-    path = folder / f'{report.y}_over_{report.x}.png'
+    # A metric's path, such as privacy/epsilon, is no path of folders.
+    name = f'{report.y}_over_{report.x}.png'.replace('/', '_')
+    path = folder / name
     written.append(tables.draw_over(table, report.x, report.y, path))
   print('Written: ' + ', '.join(map(str, written)) + '.')
 

@@ -357,6 +357,16 @@ def test_the_report_is_written(sweep, tmp_path):
   _is_picture(output / 'curves.png')
 
 
+def test_a_figure_of_a_metric_by_its_path_needs_no_folder(sweep, tmp_path):
+  metric = 'seconds/total'
+  report.main(
+    report.Report(
+      sweep_dir=(str(sweep),), metrics=(metric,), x='rate', y=metric
+    )
+  )
+  _is_picture(tmp_path / 'seconds_total_over_rate.png')
+
+
 def test_the_report_draws_curves_over_bytes(tmp_path):
   folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, more=_counted())
   output = tmp_path / 'report'
