@@ -138,6 +138,13 @@ def read(
     if not one:
       one = max(_SEPARATORS, key=data.partition(b'\n')[0].count)
     if len(one) > 1:  # The fast parser knows separators of one byte only.
+      last, longer = one[-1:], one + one[-1:]
+      if longer in data:  # A value that ends with the separator's last byte.
+        data = re.sub(
+          b'(?<!%b)%b(?!%b)' % tuple(map(re.escape, (last, longer, last))),
+          last + b'\x1f',
+          data,
+        )
       data, one = data.replace(one, b'\x1f'), b'\x1f'
     parse: Any = functools.partial(
       pd.read_csv,

@@ -96,6 +96,11 @@ def _message(error: pytest.ExceptionInfo) -> str:
 # ---- reading -----------------------------------------------------------------
 
 
+def test_a_title_may_end_like_a_separator(tmp_path):
+  _write_ml_1m(tmp_path / 'ml-1m', titles={**_TITLES, 90: 'Ran:'})
+  assert movielens_data.load(tmp_path / 'ml-1m').item_titles[2] == 'Ran:'
+
+
 @pytest.mark.parametrize('name', _WRITERS)
 def test_every_layout_is_read(tmp_path, name):
   _WRITERS[name](tmp_path / name)
