@@ -123,6 +123,19 @@ def _reads_sparsely(layer, inputs):
   return inputs * layer.number.sparse_read([0])
 
 
+def _places(layer, inputs):
+  """How far whole numbers are below the largest of the batch."""
+  numbers = tf.cast(inputs, tf.int32)
+  return tf.cast(numbers - tf.reduce_max(numbers), tf.float32)
+
+
+def _within_lengths(layer, inputs):
+  """Softmax over steps, of which a batch has as many as its longest example."""
+  lengths = tf.cast(inputs, tf.int32)
+  steps = tf.cast(tf.sequence_mask(lengths, tf.reduce_max(lengths)), tf.float32)
+  return tf.reduce_sum(tf.nn.softmax(steps), -1)
+
+
 class _Drawn(layers.Layer):
   """Draws a value eagerly, where nobody sees it."""
 
@@ -165,8 +178,20 @@ _SHARED = layers.Dense(1, name='shared')
     ),
     (
       _stack(_Calls(lambda _, x: tf.math.l2_normalize(x), name='unit')),
-      r"The operation '.*unit/.*' \(Sum\) computes one value from all examples "
-      'of a batch, and so from padded ones. Leave the first axis as it is',
+      r"The model: the operation '.*unit/.*' \(Sum\) computes with all "
+      'examples of a batch, and so with padded ones. Leave the first axis',
+    ),
+    (
+      _stack(_Calls(lambda _, x: tf.nn.softmax(x, 0), name='shares')),
+      r"operation '.*shares/.*' \(Softmax\) computes with all examples",
+    ),
+    (
+      _stack(_Calls(_places, name='place')),
+      r"operation '.*place/.*' \(Max\) computes with all examples",
+    ),
+    (
+      _stack(_Calls(lambda _, x: tf.where(tf.reduce_any(x > 1), x, 0))),
+      r' \(Any\) computes with all examples',
     ),
     (_stack(_Draws(inside=True)), r'\(RandomUniform\) draws random numbers'),
     (
@@ -254,6 +279,10 @@ def test_models_that_are_no_pure_functions_are_refused(build, message):
     _SHARED.build([None, 4])
   with pytest.raises(models.ModelError, match=message):
     keras_models.from_keras(build, loss=_MSE)
+
+
+def test_the_length_of_the_longest_example_is_no_value_of_it():
+  keras_models.from_keras(_stack(_Calls(_within_lengths)), loss=_MSE)
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,10 @@ class _AssignsInside(tf.keras.metrics.Sum):
       {'metrics': tf.keras.metrics.MeanAbsoluteError('recall@5')},
       "metric 'recall@5': TFF reads names of English letters",
     ),
+    (
+      {'loss': lambda y, p: tf.square(y - p)[:, 0] - tf.reduce_mean(p)},
+      r"The loss: the operation '.*' \(Mean\) computes with all examples",
+    ),
     ({'loss': 'kindness'}, "Keras has no loss 'kindness'. Pass one of its"),
     ({'loss': None}, 'loss=None is no loss. Pass a Keras loss or its name'),
     (

@@ -100,18 +100,21 @@ def refuse_no_specs(**given: Any) -> None:
         )
 
 
-def refuse_joining(predictions: Any, inputs: Any) -> None:
-  """Refuse a model whose predictions for an example depend on the others.
+def refuse_joining(what: str, computed: Any, inputs: Any) -> None:
+  """Refuse a function whose results for an example depend on the others.
 
-  Of one whose layers change a state, training has no padding.
+  Args:
+    what: The function, for the message.
+    computed: Its results for a batch of open size.
+    inputs: What they are computed from, placeholders.
   """
   joining = tracing.first_joining(
-    tf.nest.flatten(predictions), tf.nest.flatten(inputs)
+    tf.nest.flatten(computed), tf.nest.flatten(inputs)
   )
   if joining is not None:
     raise ModelError(
-      f'The operation {joining.name!r} ({joining.type}) computes one value '
-      'from all examples of a batch, and so from padded ones. Leave the first '
+      f'{what}: the operation {joining.name!r} ({joining.type}) computes with '
+      'all examples of a batch, and so with padded ones. Leave the first '
       'axis as it is, for instance with `axis=-1`.'
     )
 

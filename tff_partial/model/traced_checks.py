@@ -37,13 +37,16 @@ def explaining(model: Any) -> Iterator[None]:
 
 
 def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
-  """Check that losses and metrics compare an example with its own label.
+  """Check that losses and metrics compare an example with its own label alone.
 
   They are traced with a batch size that no other axis has: labels that would
   broadcast over the batch then fail, or the result has two axes of that size.
+  Metrics are sums over examples, so only a loss can be asked if it computes
+  with all of them.
 
   Raises:
-    ModelError: If labels and predictions do not match.
+    ModelError: If labels and predictions do not match, or the loss of an
+      example depends on others.
   """
 
   def mixing(reason: str) -> ModelError:
@@ -79,6 +82,17 @@ def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
   for operation in graph.get_operations():
     if tracing.broadcasts_over(operation, _BATCH):
       raise mixing(f'{operation.type} broadcasts.')
+  with tf.__internal__.FuncGraph('open').as_default():
+    labels, predictions, _, weight, is_real = tf.nest.map_structure(
+      tracing.placeholder, specs
+    )
+    if mask is not None:
+      predictions._keras_mask = tracing.placeholder(mask)
+    with explaining(model):
+      value = model.loss(labels, predictions, weight, is_real, of=of)
+    keras_refusals.refuse_joining(
+      'The loss', value.losses, [labels, predictions]
+    )
 
 
 def trace(
@@ -116,7 +130,8 @@ def trace(
         'the term in the loss function.'
       )
     if not any(v.state for v in model.variables):
-      keras_refusals.refuse_joining(predictions, batch['x'])
+      # Where layers change a state, training has no padding.
+      keras_refusals.refuse_joining('The model', predictions, batch['x'])
   tracing.refuse_hidden_draws(graph)
   if any(outside.dtype == tf.resource for outside, _ in graph.captures):
     raise ModelError(

@@ -43,6 +43,15 @@ _STACK, _NODE = 'Graph execution error', '[[{{node'
 # Name scope of operations whose shapes follow from data, which XLA refuses.
 DYNAMIC = 'dynamic_shapes'
 
+# Operations that compute with all numbers along the last axis.
+_ALONG_LAST = ('Softmax', 'LogSoftmax', 'TopKV2')
+# Operations that compute number by number, where a single one is repeated.
+_NUMBER_BY_NUMBER = (
+  *('Add', 'AddV2', 'Sub', 'Mul', 'FloorDiv', 'FloorMod', 'Maximum'),
+  *('Minimum', 'Equal', 'NotEqual', 'Less', 'LessEqual', 'Greater'),
+  *('GreaterEqual', 'LogicalAnd', 'LogicalOr', 'Select', 'SelectV2'),
+)
+
 # Operations whose results depend only on the shapes of what they read.
 _OF_SHAPES = ('Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike')
 
@@ -255,10 +264,11 @@ def first_dependent(
 def first_joining(
   tensors: Sequence[tf.Tensor], sources: Sequence[Any]
 ) -> tf.Operation | None:
-  """Return the first operation that computes one value from a whole batch.
+  """Return the first operation that computes with all examples of a batch.
 
   The shape of numbers that are computed for each example is open, as long as
-  the number of examples is.
+  the number of examples is. A whole number of closed shape may be a size, such
+  as that of the longest list, unless numbers of each example meet it.
 
   Args:
     tensors: What is computed for each example.
@@ -270,13 +280,30 @@ def first_joining(
   for operation in sources[0].graph.get_operations() if sources else ():
     if any(
       id(tensor) in needed
-      and tensor.dtype.is_floating
-      and tensor.shape.is_fully_defined()
+      and _is_of_all(tensor)
       and first_dependent([tensor], sources) is not None
       for tensor in operation.outputs
     ):
       return operation
   return None
+
+
+def _is_of_all(tensor: tf.Tensor) -> bool:
+  """Return true if a tensor of examples is computed from all of them."""
+  operation = tensor.op
+  if operation.type in _ALONG_LAST:
+    # The batch is the only open axis, and the last.
+    shape = operation.inputs[0].shape
+    are_open = [size is None for size in shape] if shape.rank else [False]
+    if are_open[-1] and not any(are_open[:-1]):
+      return True
+  if not tensor.shape.is_fully_defined():
+    return False
+  return tensor.dtype.is_floating or any(
+    user.type in _NUMBER_BY_NUMBER
+    and not all(read.shape.is_fully_defined() for read in user.inputs)
+    for user in tensor.consumers()
+  )
 
 
 def refuse_hidden_draws(graph: Any) -> None:
