@@ -83,8 +83,8 @@ class Run:
     privacy: Ledger of its cost, or None.
     store: Client states, or None.
     state: The server's state.
-    best_weights: Those of the best round, once there is one; a last round that a
-      longer run would not measure has its own.
+    best_weights: Those of the best round, once there is one. A last round that
+      a longer run would not measure is left out.
     best_server_state: Server state other than these weights; None if there is
       none.
     round: Number of rounds done.
