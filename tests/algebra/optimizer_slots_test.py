@@ -1,6 +1,5 @@
 """What optimizers keep from round to round, and how their rates follow it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -301,8 +300,6 @@ def _furl(**settings: Any) -> Any:
     ),
   ],
 )
-def test_what_cannot_be_kept_or_followed_is_refused(
-  build: Callable[[], Any], error: type[Exception], message: str
-):
+def test_what_cannot_be_kept_or_followed_is_refused(build, error, message):
   with pytest.raises(error, match=message):
     build()

@@ -498,17 +498,9 @@ def test_a_client_state_that_changes_its_type_is_refused(process, keep):
 
 
 def _process_of(process: processes.PartialProcess, **parts: Any) -> Any:
-  arguments = {
-    name: getattr(process, name)
-    for name in (
-      'initialize_client',
-      'get_model_weights',
-      'set_model_weights',
-      'model',
-      'example_spec',
-      'sent',
-    )
-  }
+  names = 'initialize_client get_model_weights set_model_weights'.split()
+  names += ['model', 'example_spec', 'sent']
+  arguments = {name: getattr(process, name) for name in names}
   next_fn = parts.pop('next', process.next)
   return processes.PartialProcess(
     process.initialize, next_fn, **{**arguments, **parts}

@@ -74,7 +74,7 @@ def _solved(
   return {name: np.asarray(tensor) for name, tensor in found.items()}
 
 
-def test_one_example_by_hand() -> None:
+def test_one_example_by_hand():
   """x = (2, 0, 0, 0), y = 3: (3 - 2w - b)^2 + w^2 + b^2 is least at (1, .5)."""
   fields = {
     'x': np.array([[2.0, 0, 0, 0]], np.float32),
@@ -85,7 +85,7 @@ def test_one_example_by_hand() -> None:
   np.testing.assert_allclose(found['own/bias'], [0.5], rtol=1e-6)
 
 
-def test_squared_error_is_ridge_regression_of_numpy() -> None:
+def test_squared_error_is_ridge_regression_of_numpy():
   y = (_X @ [1, -2, 0.5, 3] + 1).astype(np.float32)[:, None]
   found = _solved(
     _model(), Exact(ridge=0.3), {'x': _X, 'y': y, 'weight': _WEIGHT}
@@ -99,7 +99,7 @@ def test_squared_error_is_ridge_regression_of_numpy() -> None:
 
 
 @pytest.mark.slow
-def test_several_outputs_are_solved_together() -> None:
+def test_several_outputs_are_solved_together():
   """Keras's mean over outputs halves each loss, and so doubles the ridge."""
   y = _DRAW.normal(size=[12, 2]).astype(np.float32)
   found = _solved(_model(_head(2)), Exact(ridge=0.3), {'x': _X, 'y': y})
@@ -115,7 +115,7 @@ def _logistic_regression(y: np.ndarray) -> np.ndarray:
   return regression.fit(_WITH_ONES, y).coef_[:, :4].T
 
 
-def test_logistic_head_is_that_of_scikit_learn() -> None:
+def test_logistic_head_is_that_of_scikit_learn():
   y = (_X[:, 0] + 0.3 * _DRAW.normal(size=12) > 0).astype(np.float32)
   loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
   found = _solved(
@@ -126,7 +126,7 @@ def test_logistic_head_is_that_of_scikit_learn() -> None:
 
 
 @pytest.mark.slow
-def test_softmax_head_is_that_of_scikit_learn() -> None:
+def test_softmax_head_is_that_of_scikit_learn():
   y = np.argmax(_X[:, :3] + _DRAW.normal(size=[12, 3]), 1).astype(np.int32)
   loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   found = _solved(_model(_head(3), loss), Exact(ridge=0.5), {'x': _X, 'y': y})
@@ -136,7 +136,7 @@ def test_softmax_head_is_that_of_scikit_learn() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['mse', 'logistic'])
-def test_conjugate_gradients_find_the_same(kind: str) -> None:
+def test_conjugate_gradients_find_the_same(kind):
   y = _DRAW.integers(0, 2, [12, 1]).astype(np.float32)
   loss: Any = 'mse'
   if kind == 'logistic':
@@ -151,7 +151,7 @@ def test_conjugate_gradients_find_the_same(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_terms_and_regularization_count_as_in_steps() -> None:
+def test_terms_and_regularization_count_as_in_steps():
   """12 examples, each with 0.5 / 2 |w|^2: a ridge of 3 more."""
   y = _DRAW.normal(size=[12, 1]).astype(np.float32)
   fields = {'x': _X, 'y': y}
@@ -161,7 +161,7 @@ def test_terms_and_regularization_count_as_in_steps() -> None:
   planted.assert_close(with_term, _solved(_model(), Exact(3.5), fields), 1e-5)
 
 
-def test_prior_has_a_mean_and_a_precision() -> None:
+def test_prior_has_a_mean_and_a_precision():
   y = _DRAW.normal(size=[12, 1]).astype(np.float32)
   mean = {
     'own/kernel': tf.ones([_NUM_FEATURES, 1]),
@@ -182,7 +182,7 @@ def test_prior_has_a_mean_and_a_precision() -> None:
 
 
 @pytest.mark.slow
-def test_covariance_is_the_inverse_of_half_the_hessian() -> None:
+def test_covariance_is_the_inverse_of_half_the_hessian():
   class Spread(tf.keras.layers.Layer):
     def build(self, shape: Any) -> None:
       size = [_NUM_FEATURES, _NUM_FEATURES]
@@ -216,7 +216,7 @@ def test_covariance_is_the_inverse_of_half_the_hessian() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('through', [False, True])
-def test_fed_recon_runs_alike_in_all_runtimes(through: bool) -> None:
+def test_fed_recon_runs_alike_in_all_runtimes(through):
   model = planted.factorization()
   process = algorithms.build_fed_recon(
     model,
@@ -236,7 +236,7 @@ def test_fed_recon_runs_alike_in_all_runtimes(through: bool) -> None:
 
 
 @pytest.mark.slow
-def test_order_and_batches_make_no_difference() -> None:
+def test_order_and_batches_make_no_difference():
   y = _DRAW.normal(size=[12, 1]).astype(np.float32)
   forth = _solved(_model(), Exact(), {'x': _X, 'y': y}, batch_size=5)
   back = _solved(_model(), Exact(), {'x': _X[::-1], 'y': y[::-1]})
@@ -246,11 +246,11 @@ def test_order_and_batches_make_no_difference() -> None:
 @pytest.mark.parametrize(
   'build', [algorithms.build_fed_recon, algorithms.build_fed_recon_eval]
 )
-def test_what_is_shuffled_may_be_reconstructed_exactly(build) -> None:
+def test_what_is_shuffled_may_be_reconstructed_exactly(build):
   build(planted.factorization(), reconstruction_optimizer=Exact(), shuffle=True)
 
 
-def test_query_set_has_no_part_in_it() -> None:
+def test_query_set_has_no_part_in_it():
   measuring = algorithms.build_fed_recon_eval(
     planted.factorization(),
     reconstruction_optimizer=Exact(),
@@ -275,9 +275,7 @@ def test_query_set_has_no_part_in_it() -> None:
 @pytest.mark.parametrize(
   'name', ['furl', pytest.param('fed_rep', marks=pytest.mark.slow)]
 )
-def test_what_clients_keep_is_solved_for_before_the_rest_is_trained(
-  name: str,
-) -> None:
+def test_what_clients_keep_is_solved_for_before_the_rest_is_trained(name):
   """FURL with an optimizer for each tier, and FedRep, are the same here."""
   model = planted.factorization()
   if name == 'furl':
@@ -307,7 +305,7 @@ def test_what_clients_keep_is_solved_for_before_the_rest_is_trained(
   assert np.abs(moved - items).max() > 1e-3
 
 
-def test_an_exact_phase_keeps_the_settings_that_are_not_of_steps() -> None:
+def test_an_exact_phase_keeps_the_settings_that_are_not_of_steps():
   training = Phase(
     optimizer={tiers.LOCAL: Exact(), tiers.GLOBAL: sgd(0.5)},
     on=splits.halves().support,
@@ -356,9 +354,7 @@ def _with_idle_weights() -> tf.keras.Model:
     ({'loss': 'binary_crossentropy'}, 'not convex'),
   ],
 )
-def test_what_cannot_be_solved_is_refused(
-  options: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_solved_is_refused(options, message):
   with pytest.raises(ExactError, match=message):
     algorithms.build_fed_recon_fine_tuning_eval(
       _model(**options),
@@ -368,7 +364,7 @@ def test_what_cannot_be_solved_is_refused(
 
 
 @pytest.mark.parametrize('ridge', [0.0, -1.0, float('nan')])
-def test_a_ridge_is_positive(ridge: float) -> None:
+def test_a_ridge_is_positive(ridge):
   with pytest.raises(ExactError, match='ridge'):
     Exact(ridge=ridge)
 
@@ -385,12 +381,12 @@ def test_a_ridge_is_positive(ridge: float) -> None:
     {'rate_factor': 0.5},
   ],
 )
-def test_settings_without_effect_are_refused(settings: dict[str, Any]) -> None:
+def test_settings_without_effect_are_refused(settings):
   with pytest.raises(PhaseError, match=next(iter(settings))):
     Phase(train=(tiers.LOCAL,), optimizer=Exact(), **settings)
 
 
-def test_a_covariance_has_a_place() -> None:
+def test_a_covariance_has_a_place():
   with pytest.raises(ExactError, match='name a LOCAL variable'):
     build_evaluation(
       _model(),
@@ -401,7 +397,7 @@ def test_a_covariance_has_a_place() -> None:
     )
 
 
-def test_exact_phases_take_no_turns() -> None:
+def test_exact_phases_take_no_turns():
   exact = Phase(train=(tiers.LOCAL,), optimizer=Exact())
   with pytest.raises(PhaseError, match='take turns'):
     build_evaluation(
@@ -413,7 +409,7 @@ def test_exact_phases_take_no_turns() -> None:
     )
 
 
-def test_one_phase_does_not_solve_and_step() -> None:
+def test_one_phase_does_not_solve_and_step():
   with pytest.raises(PhaseError, match='phases of their own'):
     Phase(
       train=(tiers.GLOBAL, tiers.LOCAL),

@@ -70,7 +70,7 @@ def _released(state: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_rounds_are_those_of_numpy() -> None:
+def test_rounds_are_those_of_numpy():
   """A count, and then a sum of bounded residuals and a Newton step by it."""
   process = _process(clip=3.0)
   clients = planted.rate(_COUNTS)
@@ -110,7 +110,7 @@ def test_rounds_are_those_of_numpy() -> None:
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_noisy_equations_are_those_of_numpy() -> None:
+def test_noisy_equations_are_those_of_numpy():
   """DP-ALS: small eigenvalues are raised, and the ridge follows the noise."""
   generator = np.random.default_rng(3)
   matrix = generator.normal(size=[_ITEMS, 3, 3])
@@ -130,7 +130,7 @@ def test_noisy_equations_are_those_of_numpy() -> None:
 
 
 @pytest.mark.slow
-def test_rounds_of_dp_als_are_those_of_numpy() -> None:
+def test_rounds_of_dp_als_are_those_of_numpy():
   process = _process(build=algorithms.build_dp_als, columns=9, clip=3.0)
   clients = planted.rate(_COUNTS)
   first, second = _states(process, clients, 2)[1:]
@@ -173,9 +173,7 @@ def test_rounds_of_dp_als_are_those_of_numpy() -> None:
     (algorithms.build_dp_als, 9),
   ],
 )
-def test_one_extreme_user_moves_all_that_leaves_by_one_clip(
-  build: Any, columns: int
-) -> None:
+def test_one_extreme_user_moves_all_that_leaves_by_one_clip(build, columns):
   clip = 2.0
   process = _process(clip=clip, build=build, columns=columns)
   clients = planted.rate(_COUNTS)
@@ -201,7 +199,7 @@ def _sums(before: Any, after: Any, clip: float) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_the_noise_is_what_is_accounted_for() -> None:
+def test_the_noise_is_what_is_accounted_for():
   """In a count and in sums of residuals, beside the same without noise."""
   noise = 3.0
   exact = _process(clip=2.0)
@@ -234,7 +232,7 @@ def _with(state: Any, aggregator: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_other_noise_than_the_plans_is_refused() -> None:
+def test_other_noise_than_the_plans_is_refused():
   plan = privacy_plans.plan(
     clipping.FixedClip(1.0),
     target_epsilon=8.0,
@@ -261,7 +259,7 @@ def test_other_noise_than_the_plans_is_refused() -> None:
 # ---- what is refused ---------------------------------------------------------
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
   adaptive = privacy.private_mean(
     clipping.AdaptiveClip(), noise_multiplier=0.1, clients_per_round=4
   )

@@ -1,7 +1,6 @@
 """FURL agrees with FedAvg over a model that holds all users' parameters."""
 
 import collections
-from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -189,9 +188,7 @@ def _with_weights(
   [(client_statistics.SCALED_BY_SHARE, lambda: None), (None, _OwnersMean)],
   ids=['Eq. 6', 'Eq. 7'],
 )
-def test_it_is_fed_avg_over_the_table_of_all_users(
-  rule: client_statistics.Statistic | None, build_aggregator: Callable[[], Any]
-):
+def test_it_is_fed_avg_over_the_table_of_all_users(rule, build_aggregator):
   furl, fed_avg = _furl(rule), _fed_avg(build_aggregator())
   kept = _first_states(furl)
   state = furl.initialize()

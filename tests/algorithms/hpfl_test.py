@@ -237,17 +237,13 @@ def _assert_alike(result: Any, expected: Any, atol: float = 1e-6) -> None:
 
 
 @pytest.mark.slow
-def test_hpfl_k_is_eqs_1_and_3(
-  model: models.PartialModel, first: dict[str, np.ndarray]
-) -> None:
+def test_hpfl_k_is_eqs_1_and_3(model, first):
   result = _trained(model, drafts=None)
   _assert_alike(result, _by_hand(first))
 
 
 @pytest.mark.slow
-def test_hpfl_r_moves_users_to_the_center_of_all(
-  model: models.PartialModel, first: dict[str, np.ndarray]
-) -> None:
+def test_hpfl_r_moves_users_to_the_center_of_all(model, first):
   # Of one center, that of all users, sums know what it is.
   result = _trained(model, drafts=drafts.Sums(1), public=False)
   expected = _by_hand(
@@ -259,9 +255,7 @@ def test_hpfl_r_moves_users_to_the_center_of_all(
 
 
 @pytest.mark.slow
-def test_hpfl_is_both(
-  model: models.PartialModel, first: dict[str, np.ndarray]
-) -> None:
+def test_hpfl_is_both(model, first):
   # Each user is a center where a draft stands for one row: Eq. 2 of them all.
   result = _trained(
     model, rounds=2, drafts=drafts.ClientCenters(8, 8, rows_per_center=1)
@@ -276,15 +270,13 @@ def test_hpfl_is_both(
 
 
 @pytest.mark.slow
-def test_more_drafts_than_there_is_room_for_are_an_error(
-  model: models.PartialModel,
-) -> None:
+def test_more_drafts_than_there_is_room_for_are_an_error(model):
   few = drafts.ClientCenters(1, 1, rows_per_center=1)
   with pytest.raises(Exception, match='more centers than num_collected=1'):
     _trained(model, rounds=1, drafts=few)
 
 
-def test_eq_2_as_printed_weighs_far_centers_more() -> None:
+def test_eq_2_as_printed_weighs_far_centers_more():
   centers = {
     'rows': tf.constant([[1.0, 0.0], [4.0, 0.0], [9.0, 9.0]]),
     'is_real': tf.constant([True, True, False]),
@@ -297,7 +289,7 @@ def test_eq_2_as_printed_weighs_far_centers_more() -> None:
   np.testing.assert_allclose(nearer, [[0.5 * (0.8 * 1 + 0.2 * 4), 0.0]])
 
 
-def test_without_centers_rows_stay() -> None:
+def test_without_centers_rows_stay():
   centers = {'rows': tf.zeros([2, 2]), 'is_real': tf.zeros([2], tf.bool)}
   row = tf.constant([[3.0, 4.0]])
   moved = drafts.toward_centers(
@@ -307,9 +299,7 @@ def test_without_centers_rows_stay() -> None:
 
 
 @pytest.mark.slow
-def test_tables_are_solved_for_before_the_rest_is_trained(
-  model: models.PartialModel,
-) -> None:
+def test_tables_are_solved_for_before_the_rest_is_trained(model):
   process = algorithms.build_hpfl(
     model,
     attributes=_KNOWN,
@@ -348,9 +338,7 @@ def fixture_process(model: models.PartialModel) -> processes.PartialProcess:
 
 
 @pytest.mark.slow
-def test_no_private_table_has_a_type_at_the_server(
-  process: processes.PartialProcess,
-) -> None:
+def test_no_private_table_has_a_type_at_the_server(process):
   state = process.initialize.type_signature.result
   text = state.formatted_representation()
   # Centers have a fixed number of rows; tables have an open one.
@@ -359,9 +347,7 @@ def test_no_private_table_has_a_type_at_the_server(
 
 
 @pytest.mark.slow
-def test_a_client_that_joins_later_begins_with_the_public_components(
-  process: processes.PartialProcess,
-) -> None:
+def test_a_client_that_joins_later_begins_with_the_public_components(process):
   clients = packing.pack(_DATA, process.example_spec)
   early = training.programs.train(
     process,
@@ -379,9 +365,7 @@ def test_a_client_that_joins_later_begins_with_the_public_components(
 
 
 @pytest.mark.slow
-def test_a_client_may_leave_between_rounds(
-  process: processes.PartialProcess,
-) -> None:
+def test_a_client_may_leave_between_rounds(process):
   """Both are in the first round, Ann alone in the second."""
   clients = packing.pack(_DATA, process.example_spec)
   seeds = np.zeros([2, 2], np.int32)
@@ -421,7 +405,7 @@ class TestCollecting:
     ]
     return process.next(process.initialize(), value).result
 
-  def test_real_rows_come_one_after_another(self) -> None:
+  def test_real_rows_come_one_after_another(self):
     result = self._collected(
       [([[1, 1], [2, 2]], [True, False]), ([[3, 3]], [True]), ([], [])], 4
     )
@@ -429,14 +413,14 @@ class TestCollecting:
     assert result['is_real'].tolist() == [True, True, False, False]
     assert result['num_sent'] == 2
 
-  def test_what_finds_no_room_is_counted_and_lost(self) -> None:
+  def test_what_finds_no_room_is_counted_and_lost(self):
     result = self._collected(
       [([[1, 1], [2, 2]], [True, True]), ([[3, 3]], [True])], 2
     )
     assert result['rows'].tolist() == [[1, 1], [2, 2]]
     assert result['num_sent'] == 3
 
-  def test_no_room_at_all_is_refused(self) -> None:
+  def test_no_room_at_all_is_refused(self):
     with pytest.raises(SettingError, match='at least one row'):
       row_aggregations.CollectRowsFactory(0)
 
@@ -465,7 +449,7 @@ def _knows(
   )
 
 
-def test_a_record_of_weight_zero_is_none() -> None:
+def test_a_record_of_weight_zero_is_none():
   sharing = hpfl._Sharing(_KNOWN, (), (), False, client_statistics.Join.SUM)
   client = contexts.ClientContext(
     *(None, {}, {}, {}),  # type: ignore[arg-type]
@@ -478,9 +462,7 @@ def test_a_record_of_weight_zero_is_none() -> None:
   assert sharing.records(client).numpy().tolist() == [1.0, 0.0, 1.0]
 
 
-def test_row_means_keep_what_no_client_weighs(
-  model: models.PartialModel,
-) -> None:
+def test_row_means_keep_what_no_client_weighs(model):
   statistic = _rows()
   held = {'table': tf.constant([[1.0], [2.0]])}
   sent = [
@@ -511,9 +493,7 @@ def test_row_means_keep_what_no_client_weighs(
     ),
   ],
 )
-def test_tables_of_another_kind_are_refused(
-  model: models.PartialModel, options: dict[str, Any], message: str
-) -> None:
+def test_tables_of_another_kind_are_refused(model, options, message):
   with pytest.raises(SettingError, match=message):
     algorithms.build_hpfl(model, **options)
 
@@ -533,9 +513,7 @@ def _private(
 
 
 @pytest.mark.slow
-def test_with_the_update_clients_send_shares_and_moves(
-  model: models.PartialModel, first: dict[str, np.ndarray]
-) -> None:
+def test_with_the_update_clients_send_shares_and_moves(model, first):
   # Nothing is clipped, and there is no noise. The center is the mean of the
   # clients' means, though bob has more users.
   result = _trained(
@@ -555,9 +533,7 @@ def test_with_the_update_clients_send_shares_and_moves(
 
 
 @pytest.mark.slow
-def test_of_clients_of_one_size_all_means_are_the_same(
-  model: models.PartialModel,
-) -> None:
+def test_of_clients_of_one_size_all_means_are_the_same(model):
   # Shares and numbers have the same proportions. Clients are right so often
   # that no weight is less than half of what is usual.
   random = np.random.default_rng(5)
@@ -603,7 +579,7 @@ def test_of_clients_of_one_size_all_means_are_the_same(
   assert not np.allclose(exact, 1.0, atol=1e-3)  # Where it began.
 
 
-def test_a_clipped_client_counts_for_less(model: models.PartialModel) -> None:
+def test_a_clipped_client_counts_for_less(model):
   # One client would move a row from 1 to 1.1 with the weight 0.8, so it sends
   # 0.08, and a tenth of its weight, 0.08; the other moves it by 0.05 with the
   # weight 0.4. The clip halves what the first one sends.
@@ -629,7 +605,7 @@ def test_a_clipped_client_counts_for_less(model: models.PartialModel) -> None:
   np.testing.assert_allclose(moved[1], [1.0 + 0.06 / 0.8, 2.0], atol=1e-6)
 
 
-def test_a_sum_of_little_weight_moves_a_row_a_part_of_the_way() -> None:
+def test_a_sum_of_little_weight_moves_a_row_a_part_of_the_way():
   # Of a weight of 0.1, where 1 is usual, noise may have made most.
   before, moves = tf.constant([[1.0], [1.0]]), tf.constant([[0.1], [0.8]])
   weight = row_means.WEIGHT_SCALE * tf.constant([0.1, 0.8])
@@ -667,9 +643,7 @@ def _noised(
     (None, client_statistics.Join.SUM, 'public'),
   ],
 )
-def test_what_is_exact_beside_noise_is_refused(
-  model: models.PartialModel, of_tables: Any, join: Any, exact: str
-) -> None:
+def test_what_is_exact_beside_noise_is_refused(model, of_tables, join, exact):
   with pytest.raises(
     client_work.CompositionError,
     match=f'{exact!r}: clients would send it exactly',
@@ -678,9 +652,7 @@ def test_what_is_exact_beside_noise_is_refused(
 
 
 @pytest.mark.slow
-def test_all_that_clients_send_is_in_the_record(
-  model: models.PartialModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_clients_send_is_in_the_record(model, monkeypatch):
   composed: list[Any] = []
 
   def spy(*args: Any, **options: Any) -> processes.PartialProcess:
@@ -699,7 +671,7 @@ def test_all_that_clients_send_is_in_the_record(
 
 
 @pytest.mark.slow
-def test_sums_are_noised_with_all_else(model: models.PartialModel) -> None:
+def test_sums_are_noised_with_all_else(model):
   plan = privacy_plans.plan(
     clipping.FixedClip(1.0),
     noise_multiplier=1.0,

@@ -52,7 +52,7 @@ def _held(population: Any) -> list[list[Any]]:
 # ---- packing -----------------------------------------------------------------
 
 
-def test_a_client_is_padded_to_the_next_length() -> None:
+def test_a_client_is_padded_to_the_next_length():
   found = tff_partial.pack(_given(), _OPEN, lengths=[8, 2, 4], capacities=[3])
   assert 'padded to [3], sequences to [2, 4, 8]' in repr(found)
   ann, bob, cid = _held(found)
@@ -64,7 +64,7 @@ def test_a_client_is_padded_to_the_next_length() -> None:
   assert cid[0] == [[7, 0], [0, 0], [0, 0]]
 
 
-def test_by_default_lengths_are_halves_if_that_saves_much() -> None:
+def test_by_default_lengths_are_halves_if_that_saves_much():
   steps = [100, 26, 25, 3]
   inputs = np.zeros([4, 100, 999], np.float32)
   for place, number in enumerate(steps):
@@ -106,13 +106,13 @@ _FORMS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize('form', _FORMS)
-def test_forms_of_sequences_are_read_alike(form: str) -> None:
+def test_forms_of_sequences_are_read_alike(form):
   wanted = _held(tff_partial.pack(_given(), _OPEN, lengths=[4, 8]))
   found = tff_partial.pack(_FORMS[form](), _OPEN, lengths=[4, 8])
   assert _held(found) == wanted
 
 
-def test_data_frames_and_readers_have_sequences() -> None:
+def test_data_frames_and_readers_have_sequences():
   wanted = _held(tff_partial.pack(_given(), _OPEN))
   frame = tff_partial.from_pandas(
     _frame(), _OPEN, client_id='who', inputs='words', labels='next'
@@ -125,7 +125,7 @@ def test_data_frames_and_readers_have_sequences() -> None:
   assert np.shape(_held(reader)[0][0]) == (4, 8)
 
 
-def test_query_sequences_may_be_of_another_length() -> None:
+def test_query_sequences_may_be_of_another_length():
   spec = _fixed(is_query=tf.TensorSpec([], tf.int32))
   query = {'ann': ([[8] * 7], [[1] * 7]), 'cid': ([[9]], [[1]])}
   found = tff_partial.pack(_given(), spec, query=query, lengths=[7])
@@ -134,7 +134,7 @@ def test_query_sequences_may_be_of_another_length() -> None:
   assert cid[0][:2] == [[7, *[0] * 6], [9, *[0] * 6]]
 
 
-def test_a_data_set_without_sequences_is_a_client_without_examples() -> None:
+def test_a_data_set_without_sequences_is_a_client_without_examples():
   given = {**_given(), 'dot': _batches('ann', False).take(0)}
   found = tff_partial.pack(given, _OPEN, min_examples=1)
   assert list(found.client_ids) == list(_X) and found.num_filtered == 1
@@ -158,7 +158,7 @@ def _fixed(**fields: Any) -> examples.ExampleSpec:
     (_X, _fixed(x=tf.TensorSpec([7], tf.int32)), {}, 'differ in shape. Pad or'),
   ],
 )
-def test_wrong_sequences_are_refused(given, spec, options, message) -> None:
+def test_wrong_sequences_are_refused(given, spec, options, message):
   fields = {
     name: {'x': rows, 'y': [[1]] * len(rows)} for name, rows in given.items()
   }
@@ -166,29 +166,29 @@ def test_wrong_sequences_are_refused(given, spec, options, message) -> None:
     tff_partial.pack(fields, spec, **options)
 
 
-def test_no_lengths_are_the_default() -> None:
+def test_no_lengths_are_the_default():
   assert repr(tff_partial.pack(_given(), _OPEN, lengths=[])) == repr(
     tff_partial.pack(_given(), _OPEN)
   )
 
 
-def test_labels_beyond_the_inputs_are_refused() -> None:
+def test_labels_beyond_the_inputs_are_refused():
   with pytest.raises(examples.ClientDataError, match='has 3 steps, but no inp'):
     tff_partial.pack({'ann': ([[1, 2]], [[1, 2, 3]])}, _OPEN)
 
 
-def test_lengths_without_sequences_are_refused() -> None:
+def test_lengths_without_sequences_are_refused():
   spec = examples.ExampleSpec({'x': tf.TensorSpec([2], tf.int32)})
   with pytest.raises(examples.ClientDataError, match='no field .* open length'):
     buckets.lengths_of(spec, {}, np.arange(2), [4])
 
 
-def test_files_of_sequences_are_refused(tmp_path) -> None:
+def test_files_of_sequences_are_refused(tmp_path):
   with pytest.raises(examples.ClientDataError, match='a field has an open len'):
     tff_partial.write_clients(tmp_path / 'clients', _given().items(), _OPEN)
 
 
-def test_elements_of_other_shapes_are_rows() -> None:
+def test_elements_of_other_shapes_are_rows():
   read = [{'x': np.ones(2)}, {'x': np.ones(1)}]
   found = client_forms.joined(read, _OPEN)
   assert [len(row) for row in found['x']] == [2, 1]
@@ -260,23 +260,23 @@ def _mean() -> Any:
     ),
   ],
 )
-def test_what_padding_would_change_is_refused(middle, options, message) -> None:
+def test_what_padding_would_change_is_refused(middle, options, message):
   with pytest.raises(ModelError, match=message):
     _model(None, *middle, **options)
 
 
-def test_a_length_beside_inputs_of_one_shape_is_refused() -> None:
+def test_a_length_beside_inputs_of_one_shape_is_refused():
   with pytest.raises(ModelError, match='Only the first axis .* an input is'):
     _model(8, _mean, labels=tf.TensorSpec([None]))
 
 
 @pytest.mark.slow
-def test_statistics_without_steps_may_be_learned() -> None:
+def test_statistics_without_steps_may_be_learned():
   model = _model(None, _mean, layers.BatchNormalization, state='averaged')
   assert model.prediction_spec == tf.TensorSpec([1], tf.float32)
 
 
-def test_the_objective_is_that_of_the_full_length() -> None:
+def test_the_objective_is_that_of_the_full_length():
   model = _model(None)
   seed = tf.constant([1, 2])
   weights = {t: model.initial_weights(t, seed) for t in model.tiers}
@@ -354,9 +354,7 @@ def _trained(
   ],
 )
 @pytest.mark.slow
-def test_numbers_are_those_of_the_full_length(
-  runtime, with_steps, private
-) -> None:
+def test_numbers_are_those_of_the_full_length(runtime, with_steps, private):
   contexts = {
     'native': runtimes.native,
     'cohort': lambda: runtimes.cohort(strict=True, jit=False),
@@ -369,7 +367,7 @@ def test_numbers_are_those_of_the_full_length(
 
 
 @pytest.mark.slow
-def test_devices_take_any_length(tmp_path) -> None:
+def test_devices_take_any_length(tmp_path):
   model = _model(None, local='own', weights=tf.TensorSpec([None]))
   exported = tff_partial.export(
     model,
@@ -402,7 +400,7 @@ def test_devices_take_any_length(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_batches_of_other_lengths_are_one_client_of_tffs_programs() -> None:
+def test_batches_of_other_lengths_are_one_client_of_tffs_programs():
   model = _model(None)
   process = algorithms.build_fed_avg(
     model, training=Phase(optimizer=sgd(0.5), batch_size=2, shuffle=False)

@@ -187,16 +187,9 @@ def test_what_is_exact_is_said_on_request_alone(frank, tmp_path):
   result = _train(frank, privacy=ledger, output_dir=silent, rounds=2)
   (row, _) = repeatable_rows(silent)
   assert {name for name in row if not name.startswith('validation_')} == {
-    'round',
-    'privacy/epsilon',
-    'privacy/delta',
-    'privacy/noise_multiplier',
-    'aggregator/clip',
-    'aggregator/noise_stddev',
-    'aggregator/share_clipped',
-    'aggregator/signal_to_noise',
-    # Whether the noised sum moves the weights.
-    'finalizer/update_non_finite',
+    *('round', 'privacy/epsilon', 'privacy/delta', 'privacy/noise_multiplier'),
+    *('aggregator/clip', 'aggregator/noise_stddev', 'aggregator/share_clipped'),
+    *('aggregator/signal_to_noise', 'finalizer/update_non_finite'),
   }
   assert result.train == {}
   assert not [name for name in result.privacy if 'not_private' in name]
@@ -207,11 +200,7 @@ def test_what_is_exact_is_said_on_request_alone(frank, tmp_path):
   assert {name for name in frank_row if name not in row} == {
     f'{name}_not_private'
     for name in (
-      'loss',
-      'mae',
-      'num_examples',
-      'num_clients',
-      'num_not_finite',
+      *('loss', 'mae', 'num_examples', 'num_clients', 'num_not_finite'),
       'aggregator/share_clipped',
     )
   }

@@ -49,8 +49,8 @@ class Row:
   Attributes:
     name: That of the builder, and after a comma what is special.
     options: Settings of the process.
-    measure: The builder of its evaluation.
     measuring: Settings of the evaluation.
+    measured_as: Whose evaluation it is, if it has none of its own.
     local: Whether it is for models with local variables.
     personal: Whether its clients end with a model of their own.
     exact: Whether padding changes no bit; if not, it changes rounding.
@@ -63,9 +63,9 @@ class Row:
   """
 
   name: str
-  options: Options
-  measure: Callable[..., evaluation.Evaluation]
+  options: Options = dataclasses.field(default_factory=dict)
   measuring: Options = dataclasses.field(default_factory=dict)
+  measured_as: str = ''
   local: bool = False
   personal: bool = False
   exact: bool = True
@@ -91,9 +91,18 @@ class Row:
   def build(
     self, model: models.PartialModel, **options: Any
   ) -> processes.PartialProcess:
-    builder = f'build_{self.name.split(",")[0]}'
-    package = algorithms if hasattr(algorithms, builder) else baselines
-    return getattr(package, builder)(model, **{**self.options, **options})
+    return _builder(self.name)(model, **{**self.options, **options})
+
+  @property
+  def measure(self) -> Callable[..., evaluation.Evaluation]:
+    """The builder of its evaluation."""
+    return _builder(self.measured_as or self.name, '_eval')
+
+
+def _builder(name: str, ending: str = '') -> Any:
+  builder = f'build_{name.split(",")[0]}{ending}'
+  package = algorithms if hasattr(algorithms, builder) else baselines
+  return getattr(package, builder)
 
 
 # Each item has an attribute of its own.
@@ -103,52 +112,45 @@ _OF_ITEMS = hpfl.Attributes(
   ['items/embeddings'],
   lambda labels, predictions: tf.abs(labels - predictions) < 0.5,
 )
-_TRAINING = Phase(optimizer=sgd(0.1), epochs=5, shuffle=True)
+
+
+def _training(rate: Any = 0.1, epochs: int = 5, **options: Any) -> Phase:
+  optimizer = sgd(rate) if isinstance(rate, float) else rate
+  return Phase(optimizer=optimizer, epochs=epochs, shuffle=True, **options)
 
 
 def _partly_local(
   name: str,
-  measure: Any,
+  *,
   measuring: Options | None = None,
+  measured_as: str = '',
   exact: bool = True,
+  wrap: Any = copy.copy,
+  template: str = '',
   **options: Any,
 ) -> Row:
-  return Row(name, options, measure, measuring or {}, True, True, exact)
-
-
-def _fed_embed(name: str, of_local: Any, exact: bool = True) -> Row:
-  parts = {'parts': planted.HEADS, 'assignment': planted.OF_FIRST_ITEM}
+  """An algorithm for models with local variables, with its settings."""
   return Row(
-    name,
-    {
-      **parts,
-      'training': Phase(
-        optimizer={tiers.GLOBAL: sgd(0.03), tiers.LOCAL: of_local},
-        batch_size=5,
-        epochs=5,
-        shuffle=True,
-      ),
-      'server_optimizer': optimizers.build_adam(0.1),
-    },
-    algorithms.build_fed_embed_eval,
-    {**parts, 'split': splits.same()},
-    local=True,
-    personal=True,
-    grouped=True,
-    exact=exact,
-  )
-
-
-def _furl_of(what: str, wrap: Any, training: Phase, exact: bool = True) -> Row:
-  """FURL of another model than `planted`'s."""
-  return Row(
-    f'furl, {what}',
-    {'training': training},
-    algorithms.build_furl_eval,
+    *(name, options, measuring or {}, measured_as),
     local=True,
     personal=True,
     exact=exact,
     wrap=wrap,
+    template=template,
+  )
+
+
+def _fed_embed(name: str, of_local: Any, exact: bool = True) -> Row:
+  parts = {'parts': planted.HEADS, 'assignment': planted.OF_FIRST_ITEM}
+  rates = {tiers.GLOBAL: sgd(0.03), tiers.LOCAL: of_local}
+  options = {
+    'training': _training(rates, batch_size=5),
+    'server_optimizer': optimizers.build_adam(0.1),
+  }
+  return dataclasses.replace(
+    _partly_local(name, exact=exact, **parts, **options),
+    measuring={**parts, 'split': splits.same()},
+    grouped=True,
   )
 
 
@@ -160,56 +162,43 @@ def _brought(
   return planted.brought(keras, kind, **options)
 
 
+_add_lora = tff_partial.add_lora
+_BOTH_RATES = {tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.05)}
+_RECON: Options = {
+  'reconstruction_optimizer': sgd(0.1),
+  'reconstruction_epochs': 5,
+  'update_optimizer': sgd(0.1),
+  'update_epochs': 5,
+}
+_TEN_EPOCHS = {'reconstruction_epochs': 10}
+_FINE_TUNED = {
+  'personalise': Phase(optimizer=sgd(0.1), epochs=30),
+  'split': splits.same(),
+}
+_OF_RATINGS = {'features': lambda ratings: ratings[:, tf.newaxis]}
+_TRAINED: Options = {'training': _training()}
+
 ROWS = [
-  _partly_local(
-    'fed_recon',
-    algorithms.build_fed_recon_eval,
-    {'reconstruction_epochs': 10},
-    reconstruction_optimizer=sgd(0.1),
-    reconstruction_epochs=5,
-    update_optimizer=sgd(0.1),
-    update_epochs=5,
-  ),
+  _partly_local('fed_recon', measuring=_TEN_EPOCHS, **_RECON),
   _partly_local(
     'fed_recon, exact',
-    algorithms.build_fed_recon_eval,
-    {'reconstruction_optimizer': Exact(ridge=1.0)},
+    measuring={'reconstruction_optimizer': Exact(ridge=1.0)},
     exact=False,
     reconstruction_optimizer=Exact(ridge=1.0),
     update_optimizer=sgd(0.02),
     update_epochs=5,
   ),
-  Row(
-    'fed_als',
-    {},
-    algorithms.build_fed_als_eval,
-    local=True,
-    personal=True,
-    exact=False,
-    template='posterior',
-  ),
-  Row(
-    'fed_ials',
-    {},
-    algorithms.build_fed_ials_eval,
-    local=True,
-    personal=True,
-    exact=False,
-    template='implicit',
-  ),
+  _partly_local('fed_als', exact=False, template='posterior'),
+  _partly_local('fed_ials', exact=False, template='implicit'),
   *(
-    Row(
+    _partly_local(
       name,
-      {
-        'aggregation': Aggregation(
-          aggregator=privacy.private_mean(
-            clipping.FixedClip(1.0), noise_multiplier=0.0, clients_per_round=12
-          )
+      aggregation=Aggregation(
+        aggregator=privacy.private_mean(
+          clipping.FixedClip(1.0), noise_multiplier=0.0, clients_per_round=12
         )
-      },
-      algorithms.build_fed_als_eval,
-      local=True,
-      personal=True,
+      ),
+      measured_as='fed_als',
       exact=False,
       template='posterior',
     )
@@ -217,20 +206,15 @@ ROWS = [
   ),
   _partly_local(
     'fed_recon, joint',
-    algorithms.build_fed_recon_eval,
-    {'reconstruction_epochs': 10},
+    measuring=_TEN_EPOCHS,
     split=splits.shuffled(splits.by_time(share=0.6)),
     joint=True,
-    reconstruction_optimizer=sgd(0.1),
-    reconstruction_epochs=5,
-    update_optimizer=sgd(0.1),
-    update_epochs=5,
     aggregation=Aggregation(aggregator=tff.learning.robust_aggregator()),
+    **_RECON,
   ),
   _partly_local(
     'fed_recon, adaptive',
-    algorithms.build_fed_recon_eval,
-    {'reconstruction_epochs': 10},
+    measuring=_TEN_EPOCHS,
     split=splits.shuffled(splits.alternating(4)),
     batch_size=4,
     reconstruction_optimizer=optimizers.build_adam(0.02),
@@ -241,101 +225,73 @@ ROWS = [
       client_weighting=tff.learning.ClientWeighting.UNIFORM
     ),
   ),
-  Row(
+  _partly_local(
     'fed_recon, learned first values',
-    {
-      'reconstruction_optimizer': sgd(0.1),
-      'reconstruction_epochs': 10,
-      'update_optimizer': sgd(0.3),
-    },
-    algorithms.build_fed_recon_eval,
-    {'reconstruction_epochs': 10},
-    local=True,
-    personal=True,
+    measuring=_TEN_EPOCHS,
     wrap=tff_partial.learn_first_values,
+    reconstruction_optimizer=sgd(0.1),
+    reconstruction_epochs=10,
+    update_optimizer=sgd(0.3),
   ),
-  _furl_of(
-    'low-rank adapters of items',
-    lambda model: tff_partial.add_lora(
-      model, 4, where='items', alpha=1.0, b=tiers.LOCAL
-    ),
-    Phase(optimizer=sgd(0.1), epochs=10, shuffle=True),
+  _partly_local(
+    'furl, low-rank adapters of items',
+    wrap=lambda m: _add_lora(m, 4, where='items', alpha=1.0, b=tiers.LOCAL),
+    training=_training(epochs=10),
   ),
-  _furl_of(
-    'two adapters',
-    lambda model: tff_partial.add_lora(
-      tff_partial.add_lora(model, 2, where='items'),
+  _partly_local(
+    'furl, two adapters',
+    wrap=lambda model: _add_lora(
+      _add_lora(model, 2, where='items'),
       2,
       where='items',
       a=tiers.LOCAL,
       b=tiers.LOCAL,
       name='own',
     ),
-    Phase(optimizer=sgd(0.04), epochs=10, shuffle=True),
+    training=_training(0.04, epochs=10),
   ),
-  Row(
+  _partly_local(
     'fed_recon, adapters that are rebuilt',
-    {
+    measuring={
       'reconstruction_optimizer': sgd(0.05),
       'reconstruction_epochs': 20,
-      'update_optimizer': sgd(0.1),
-      'update_epochs': 5,
     },
-    algorithms.build_fed_recon_eval,
-    {'reconstruction_optimizer': sgd(0.05), 'reconstruction_epochs': 20},
-    local=True,
-    personal=True,
-    wrap=lambda model: tff_partial.add_lora(
+    wrap=lambda model: _add_lora(
       _brought(model, '', local=None),
       2,
       where='user',
       b=tiers.LOCAL,
       train='items',
     ),
+    reconstruction_optimizer=sgd(0.05),
+    reconstruction_epochs=20,
+    update_optimizer=sgd(0.1),
+    update_epochs=5,
   ),
   Row(
     'fed_avg, adapters whose A is frozen',
-    {'training': _TRAINING},
-    algorithms.build_fed_avg_eval,
-    wrap=lambda model: tff_partial.add_lora(
-      model, 4, where='user', a='frozen', train='items'
-    ),
+    _TRAINED,
+    wrap=lambda m: _add_lora(m, 4, where='user', a='frozen', train='items'),
   ),
-  _partly_local(
-    'furl',
-    algorithms.build_furl_eval,
-    training=Phase(
-      optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.05)},
-      epochs=5,
-      shuffle=True,
-    ),
-  ),
+  _partly_local('furl', training=_training(_BOTH_RATES)),
   *(
-    _furl_of(
-      kind,
-      functools.partial(_brought, kind=kind),
-      dataclasses.replace(_TRAINING, optimizer=sgd(0.05)),
+    _partly_local(
+      f'furl, {kind}',
+      wrap=functools.partial(_brought, kind=kind),
+      training=_training(0.05),
     )
     for kind in ('strings', 'texts', 'outputs', 'mixed_bfloat16')
   ),
   *(
-    _furl_of(
-      f'{state} statistics',
-      functools.partial(_brought, kind='normalized', state=state),
-      Phase(optimizer=sgd(0.2), epochs=10, shuffle=True),
+    _partly_local(
+      f'furl, {state} statistics',
+      wrap=functools.partial(_brought, kind='normalized', state=state),
+      training=_training(0.2, epochs=10),
       exact=False,
     )
     for state in ('averaged', 'local')
   ),
-  _partly_local(
-    'fed_att',
-    baselines.build_fed_att_eval,
-    training=Phase(
-      optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.05)},
-      epochs=5,
-      shuffle=True,
-    ),
-  ),
+  _partly_local('fed_att', training=_training(_BOTH_RATES)),
   Row(
     'hpfl',
     {
@@ -343,9 +299,8 @@ ROWS = [
       'drafts': None,
       'split': splits.fraction(0.8),
       'threshold': 0.0,
-      'training': Phase(optimizer=sgd(0.1), epochs=5, shuffle=True),
+      **_TRAINED,
     },
-    algorithms.build_hpfl_eval,
     {'attributes': _OF_ITEMS},
     local=True,
     personal=True,
@@ -355,69 +310,36 @@ ROWS = [
   _fed_embed('fed_embed, exact', Exact(), exact=False),
   _partly_local(
     'fed_rep',
-    algorithms.build_fed_rep_eval,
     head=Phase(optimizer=sgd(0.05), epochs=5),
-    representation=Phase(optimizer=sgd(0.05), epochs=5, shuffle=True),
+    representation=_training(0.05),
   ),
-  Row(
-    'fed_babu',
-    {'training': _TRAINING},
-    algorithms.build_fed_babu_eval,
-    {
-      'personalise': Phase(optimizer=sgd(0.1), epochs=30),
-      'split': splits.same(),
-    },
-    local=True,
-    personal=True,
-  ),
-  Row(
-    'ifca',
-    {'training': _TRAINING},
-    baselines.build_ifca_eval,
-    personal=True,
-    grouped=True,
-  ),
+  _partly_local('fed_babu', measuring=_FINE_TUNED, **_TRAINED),
+  Row('ifca', _TRAINED, personal=True, grouped=True),
   # These tastes are no mixture, and in so few rounds all shares are alike:
   # groups_test.py has clients whose mixtures are found.
   Row(
     'fed_em',
-    {'are_logits': False, 'training': _TRAINING},
-    baselines.build_fed_em_eval,
+    {'are_logits': False, **_TRAINED},
     {'are_logits': False},
     exact=False,
     grouped=True,
   ),
-  Row('fed_avg', {'training': _TRAINING}, algorithms.build_fed_avg_eval),
+  Row('fed_avg', _TRAINED),
   Row(
     'fed_avg, robust join',
     {
-      'training': _TRAINING,
       'aggregation': Aggregation(
         aggregators.coordinate_median(clients_per_round=20)
       ),
+      **_TRAINED,
     },
-    algorithms.build_fed_avg_eval,
   ),
-  Row(
-    'fed_sgd',
-    {'learning_rate': 0.5},
-    baselines.build_fed_sgd_eval,
-    exact=False,
-  ),
-  Row(
-    'fed_prox',
-    {'penalty': 0.01, 'training': _TRAINING},
-    baselines.build_fed_prox_eval,
-  ),
-  Row(
-    'fed_adam',
-    {'learning_rate': 0.02, 'training': _TRAINING},
-    baselines.build_fed_adam_eval,
-  ),
+  Row('fed_sgd', {'learning_rate': 0.5}, exact=False),
+  Row('fed_prox', {'penalty': 0.01, **_TRAINED}),
+  Row('fed_adam', {'learning_rate': 0.02, **_TRAINED}),
   Row(
     'ditto',
-    {'penalty': 0.01, 'training': _TRAINING, 'personal': _TRAINING},
-    algorithms.build_ditto_eval,
+    {'penalty': 0.01, 'personal': _training(), **_TRAINED},
     {'penalty': 0.01},
     personal=True,
   ),
@@ -425,12 +347,9 @@ ROWS = [
     'p_fed_me',
     {
       'penalty': 0.1,
-      'personal': Phase(
-        optimizer=sgd(0.1), epochs=5, steps_per_batch=5, shuffle=True
-      ),
+      'personal': _training(steps_per_batch=5),
       'learning_rate': 2.0,
     },
-    algorithms.build_p_fed_me_eval,
     {
       'penalty': 0.1,
       'personalise': Phase(optimizer=sgd(0.1), epochs=5, steps_per_batch=5),
@@ -440,100 +359,46 @@ ROWS = [
   ),
   Row(
     'scaffold',
-    {'num_clients': 12, 'training': _TRAINING, 'server_optimizer': sgd(1.0)},
-    baselines.build_scaffold_eval,
+    {'num_clients': 12, 'server_optimizer': sgd(1.0), **_TRAINED},
   ),
-  Row(
-    'fed_dyn',
-    {'penalty': 0.01, 'training': _TRAINING},
-    baselines.build_fed_dyn_eval,
-  ),
+  Row('fed_dyn', {'penalty': 0.01, **_TRAINED}),
   Row(
     'per_fed_avg',
-    {
-      'adaptation_rate': 0.02,
-      'training': dataclasses.replace(_TRAINING, optimizer=sgd(0.05)),
-    },
-    baselines.build_per_fed_avg_eval,
-    {
-      'personalise': Phase(optimizer=sgd(0.1), epochs=30),
-      'split': splits.same(),
-    },
+    {'adaptation_rate': 0.02, 'training': _training(0.05)},
+    _FINE_TUNED,
     personal=True,
   ),
-  Row(
-    'moon',
-    {
-      'features': lambda ratings: ratings[:, tf.newaxis],
-      'penalty': 0.1,
-      'training': _TRAINING,
-    },
-    baselines.build_moon_eval,
-    shares_copies=True,
-  ),
+  Row('moon', {'penalty': 0.1, **_OF_RATINGS, **_TRAINED}, shares_copies=True),
   Row(
     'apfl',
-    {'mixture': 0.8, 'mixture_learning_rate': 0.01, 'training': _TRAINING},
-    algorithms.build_apfl_eval,
+    {'mixture': 0.8, 'mixture_learning_rate': 0.01, **_TRAINED},
     {'mixture': 0.8, 'mixture_learning_rate': 0.01},
     personal=True,
   ),
   Row(
     'mr_mtl',
-    {'penalty': 0.01, 'training': _TRAINING},
-    algorithms.build_mr_mtl_eval,
+    {'penalty': 0.01, **_TRAINED},
     {'penalty': 0.01},
     personal=True,
     shares_copies=True,
   ),
-  Row(
-    'pp_sgd',
-    {'training': _TRAINING},
-    algorithms.build_pp_sgd_eval,
-    personal=True,
-    shares_copies=True,
-  ),
+  Row('pp_sgd', _TRAINED, personal=True, shares_copies=True),
   Row(
     'fed_ala',
-    {
-      'adaptation': Phase(optimizer=sgd(30.0), epochs=20),
-      'training': _TRAINING,
-    },
-    algorithms.build_fed_ala_eval,
+    {'adaptation': Phase(optimizer=sgd(30.0), epochs=20), **_TRAINED},
     personal=True,
     shares_copies=True,
   ),
-  Row(
+  _partly_local(
     'fed_proto',
-    {
-      'num_classes': 2,
-      'features': lambda ratings: ratings[:, tf.newaxis],
-      'classes': lambda ratings: tf.cast(ratings > 0, tf.int32),
-      'penalty': 0.01,
-      'training': _TRAINING,
-    },
-    baselines.build_fed_proto_eval,
-    local=True,
-    personal=True,
+    num_classes=2,
+    classes=lambda ratings: tf.cast(ratings > 0, tf.int32),
+    penalty=0.01,
+    **_OF_RATINGS,
+    **_TRAINED,
   ),
-  Row(
-    'fed_dbe',
-    {
-      'features': lambda ratings: ratings[:, tf.newaxis],
-      'penalty': 0.1,
-      'training': _TRAINING,
-    },
-    baselines.build_fed_dbe_eval,
-    local=True,
-    personal=True,
-  ),
-  Row(
-    'local_only',
-    {'training': _TRAINING},
-    baselines.build_local_only_eval,
-    local=True,
-    personal=True,
-  ),
+  _partly_local('fed_dbe', penalty=0.1, **_OF_RATINGS, **_TRAINED),
+  _partly_local('local_only', **_TRAINED),
 ]
 
 _NAMES = [f'client {number}' for number in range(12)]

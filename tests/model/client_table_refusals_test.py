@@ -108,9 +108,7 @@ _UNALIKE = f"'{_ITEMS}:0' begins with other values in each row"
     ),
   ],
 )
-def test_what_is_no_table_of_a_client_is_refused(
-  build: Callable[[], tf.keras.Model], options: dict[str, Any], message: str
-) -> None:
+def test_what_is_no_table_of_a_client_is_refused(build, options, message):
   given = {'local': 'items', 'client_sized': 'items', **options}
   with pytest.raises(models.ModelError, match=message):
     tff_partial.from_keras(build, loss='mse', **given)

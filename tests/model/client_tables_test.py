@@ -216,9 +216,7 @@ def fixture_equal(request: pytest.FixtureRequest) -> _Equal:
 
 
 @pytest.mark.slow
-def test_rows_are_those_of_a_table_as_large_as_the_largest(
-  equal: _Equal,
-) -> None:
+def test_rows_are_those_of_a_table_as_large_as_the_largest(equal):
   np.testing.assert_allclose(equal.sized.kernel, equal.fixed.kernel, atol=1e-6)
   assert np.abs(equal.sized.kernel - 1).max() > 1e-3  # It was trained.
   for client, (users, items, _) in _SIZES.items():
@@ -232,7 +230,7 @@ def test_rows_are_those_of_a_table_as_large_as_the_largest(
 
 
 @pytest.mark.slow
-def test_runtimes_agree(equal: _Equal) -> None:
+def test_runtimes_agree(equal):
   np.testing.assert_allclose(equal.sized.kernel, equal.native.kernel, atol=1e-6)
   for client in _SIZES:
     for name in (_USERS, _ITEMS):
@@ -255,9 +253,7 @@ def test_runtimes_agree(equal: _Equal) -> None:
 
 
 @pytest.mark.slow
-def test_padding_changes_no_bit(
-  furl: processes.PartialProcess, trained: _Run
-) -> None:
+def test_padding_changes_no_bit(furl, trained):
   repacked: list[dict[str, Any]] = [
     {'capacities': [30]},
     {'num_rows': {'ann': {_ITEMS: 50}}},  # Shares cid's bucket.
@@ -286,7 +282,7 @@ def fixture_drawn(furl: processes.PartialProcess) -> _Run:
 
 
 @pytest.mark.slow
-def test_rows_are_distributed_as_the_builder_says(drawn: _Run) -> None:
+def test_rows_are_distributed_as_the_builder_says(drawn):
   # Those that no example names are as they were drawn: Glorot's limit is
   # sqrt(6 / (4 rows + 3 columns)), and not that of 600 rows.
   limit = np.sqrt(6 / (_BUILT_ROWS + _WIDTH))
@@ -303,9 +299,7 @@ def test_rows_are_distributed_as_the_builder_says(drawn: _Run) -> None:
   assert len(np.unique(one, axis=0)) == 599
 
 
-def test_the_same_seed_draws_the_same_first_rows(
-  furl: processes.PartialProcess, drawn: _Run
-) -> None:
+def test_the_same_seed_draws_the_same_first_rows(furl, drawn):
   # Fewer rows, and no other family; only the round's seed counts.
   fewer = _pack(
     furl, {'dan': _ratings([0, 0], [0, 0])}, num_rows={'dan': {_ITEMS: 20}}
@@ -320,7 +314,7 @@ def test_the_same_seed_draws_the_same_first_rows(
 
 
 @pytest.mark.slow
-def test_rows_come_and_go_with_the_data(furl: processes.PartialProcess) -> None:
+def test_rows_come_and_go_with_the_data(furl):
   def rated(*items: int) -> populations.Population:
     return _pack(furl, {'ann': _ratings([0] * len(items), items)})
 
@@ -343,9 +337,7 @@ def test_rows_come_and_go_with_the_data(furl: processes.PartialProcess) -> None:
 
 
 @pytest.mark.slow
-def test_families_without_examples_have_no_rows(
-  furl: processes.PartialProcess, trained: _Run
-) -> None:
+def test_families_without_examples_have_no_rows(furl, trained):
   families = {**_families(), 'dan': _family(1, 1, 0)}
   run = _Run.of(furl).after(_pack(furl, families, min_examples=0))
   assert run.rows('dan', _ITEMS).shape == (0, _WIDTH)
@@ -365,9 +357,7 @@ def _bits(states: client_store.ClientStates) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.slow
-def test_a_store_keeps_shapes_apart(
-  furl: processes.PartialProcess, tmp_path: pathlib.Path
-) -> None:
+def test_a_store_keeps_shapes_apart(furl, tmp_path):
   clients = _pack(furl)
   run = _Run.of(furl, tmp_path / 'clients')
   store = run.store
@@ -412,9 +402,7 @@ def _num_rows(clients: Any, name: str = _ITEMS) -> dict[str, tuple[int, int]]:
   return {client: (int(m.sum()), len(m)) for client, m in masks.items()}
 
 
-def test_tables_are_padded_to_the_most_in_a_bucket(
-  furl: processes.PartialProcess,
-) -> None:
+def test_tables_are_padded_to_the_most_in_a_bucket(furl):
   clients = _pack(furl)
   assert _num_rows(clients) == {'ann': (4, 4), 'bob': (9, 9), 'cid': (2, 4)}
   assert _num_rows(clients, _USERS)['cid'] == (1, 2)
@@ -423,9 +411,7 @@ def test_tables_are_padded_to_the_most_in_a_bucket(
 
 
 @pytest.mark.slow
-def test_readers_read_the_same(
-  furl: processes.PartialProcess, trained: _Run
-) -> None:
+def test_readers_read_the_same(furl, trained):
   families = _families()
   reader = client_readers.Reader(
     list(families), families.__getitem__, furl.example_spec
@@ -453,16 +439,12 @@ def test_readers_read_the_same(
     (10, "Client 'bob': num_rows is 10. Give a mapping"),
   ],
 )
-def test_numbers_of_rows_that_cannot_be_are_refused(
-  furl: processes.PartialProcess, said: Any, message: str
-) -> None:
+def test_numbers_of_rows_that_cannot_be_are_refused(furl, said, message):
   with pytest.raises(examples.ClientDataError, match=message):
     _pack(furl, num_rows={'bob': said})
 
 
-def test_clients_of_a_model_with_fixed_tables_are_refused(
-  furl: processes.PartialProcess,
-) -> None:
+def test_clients_of_a_model_with_fixed_tables_are_refused(furl):
   fixed = tff_partial.from_keras(
     lambda: _build(9), loss='mse', local=_TABLES, client_sized='users'
   )
@@ -473,7 +455,7 @@ def test_clients_of_a_model_with_fixed_tables_are_refused(
     _pack(fixed).check(furl.example_spec)
 
 
-def test_ids_below_zero_are_refused(furl: processes.PartialProcess) -> None:
+def test_ids_below_zero_are_refused(furl):
   with pytest.raises(
     examples.ClientDataError,
     match="Client 'ann', x.item: example 1 is -1, but table 'items' has as "
@@ -495,9 +477,7 @@ def _rows_of(result: Any, client: str, name: str, number: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_a_familys_own_model_has_its_rows(
-  furl: processes.PartialProcess, result: Any, tmp_path: pathlib.Path
-) -> None:
+def test_a_familys_own_model_has_its_rows(furl, result, tmp_path):
   keras_model = tff_partial.personalise(result, _pack(furl), 'bob')
   for name, number in ((_USERS, 3), (_ITEMS, 9)):
     layer = keras_model.get_layer(name.removesuffix('/embeddings'))
@@ -522,9 +502,7 @@ def test_a_familys_own_model_has_its_rows(
 
 
 @pytest.mark.slow
-def test_families_that_forget_rebuild_as_many_rows_as_they_need(
-  furl: processes.PartialProcess,
-) -> None:
+def test_families_that_forget_rebuild_as_many_rows_as_they_need(furl):
   process = algorithms.build_fed_recon(furl.model, batch_size=None)
   remembered = process.initialize_client.type_signature.result
   assert process.is_stateless and len(remembered) == 0
@@ -536,9 +514,7 @@ def test_families_that_forget_rebuild_as_many_rows_as_they_need(
   assert np.abs(np.asarray(kernel) - 1).max() > 1e-4
 
 
-def test_a_statistic_that_settles_is_refused(
-  furl: processes.PartialProcess,
-) -> None:
+def test_a_statistic_that_settles_is_refused(furl):
   with pytest.raises(
     client_work.CompositionError,
     match=rf"'weight' settles .* their tables \['{_USERS}', '{_ITEMS}'\]",
@@ -551,9 +527,7 @@ def test_a_statistic_that_settles_is_refused(
 # ---- what is said ------------------------------------------------------------
 
 
-def test_a_model_says_that_rows_are_the_clients_own(
-  furl: processes.PartialProcess,
-) -> None:
+def test_a_model_says_that_rows_are_the_clients_own(furl):
   assert repr(furl.model).splitlines()[1:7] == [
     '  global: 3 parameters',
     '    join/kernel: float32 [3, 1]',

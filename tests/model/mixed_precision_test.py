@@ -1,6 +1,6 @@
 """Keras's policies of half precision: layers compute in it, weights do not."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -65,12 +65,7 @@ WORDS = np.random.default_rng(0).integers(0, 9, [8, 6]).astype(np.int32)
     (_words, None, WORDS),
   ],
 )
-def test_a_step_is_that_of_keras(
-  half: str,
-  build: Callable[[], tf.keras.Model],
-  state: str | None,
-  x: np.ndarray,
-):
+def test_a_step_is_that_of_keras(half, build, state, x):
   """Also where the policy is another one when clients train."""
   model = keras_models.from_keras(build, loss='mse', state=state)
   process = algorithms.build_fed_avg(

@@ -432,12 +432,8 @@ def test_a_backbone_gives_the_values_of_its_names():
 def test_frozen_variables_are_in_no_tier():
   model = keras_models.from_keras(kinds.frozen, loss=_MSE, local='head')
   frozen = {
-    'body/kernel',
-    'body/bias',
-    'norm/gamma',
-    'norm/beta',
-    'norm/moving_mean',
-    'norm/moving_variance',
+    *('body/kernel', 'body/bias', 'norm/gamma', 'norm/beta'),
+    *('norm/moving_mean', 'norm/moving_variance'),
   }
   assert set(model.frozen_weights()) == frozen
   assert set(model.specs(tiers.GLOBAL)) == {'middle/kernel', 'middle/bias'}

@@ -37,14 +37,8 @@ def _analysed(*inner: layers.Layer) -> keras_analysis.KerasSpec:
 @pytest.mark.parametrize(
   'name',
   [
-    'glorot_uniform',
-    'glorot_normal',
-    'he_uniform',
-    'lecun_normal',
-    'random_uniform',
-    'random_normal',
-    'truncated_normal',
-    'orthogonal',
+    *('glorot_uniform', 'glorot_normal', 'he_uniform', 'lecun_normal'),
+    *('random_uniform', 'random_normal', 'truncated_normal', 'orthogonal'),
   ],
 )
 def test_an_initializer_draws_from_the_seed_as_keras_would(name):

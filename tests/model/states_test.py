@@ -91,7 +91,7 @@ def _round(
     pytest.param(build_cnn, (5, 5, 1), marks=pytest.mark.slow),
   ],
 )
-def test_a_client_trains_as_fit_does(build: Any, shape: Any) -> None:
+def test_a_client_trains_as_fit_does(build, shape):
   """Ten examples in batches of four, of which the last has two."""
   model, fields = _model(build), _fields(10, shape)
   process = algorithms.build_fed_avg(
@@ -111,7 +111,7 @@ def test_a_client_trains_as_fit_does(build: Any, shape: Any) -> None:
 @pytest.mark.parametrize(
   'server', ['fed_avg', pytest.param('fed_adam', marks=pytest.mark.slow)]
 )
-def test_averages_are_those_of_all_examples(server: str) -> None:
+def test_averages_are_those_of_all_examples(server):
   """With momentum 0, of one batch each: the moments of 3 + 9 examples."""
   model = _model(functools.partial(build_dense, 0.0))
   training = Phase(optimizer=sgd(0.1), batch_size=None)
@@ -131,7 +131,7 @@ def test_averages_are_those_of_all_examples(server: str) -> None:
 
 
 @pytest.mark.slow
-def test_no_variance_is_negative_where_the_mean_is_large() -> None:
+def test_no_variance_is_negative_where_the_mean_is_large():
   """Of 1e10 float32 has no digits left for a variance of 4."""
   process = algorithms.build_fed_avg(_model())
   clients = {name: _fields(8) for name in 'abc'}
@@ -143,7 +143,7 @@ def test_no_variance_is_negative_where_the_mean_is_large() -> None:
 
 
 @pytest.mark.slow
-def test_evaluation_and_users_have_them() -> None:
+def test_evaluation_and_users_have_them():
   model = _model()
   process = algorithms.build_fed_avg(model)
   clients = {name: _fields(8) for name in 'abc'}
@@ -166,7 +166,7 @@ def test_evaluation_and_users_have_them() -> None:
 @pytest.mark.parametrize(
   'local', [None, pytest.param(['first', 'second'], marks=pytest.mark.slow)]
 )
-def test_what_is_local_stays_with_the_client(local: Any) -> None:
+def test_what_is_local_stays_with_the_client(local):
   """SiloBN, whose averages alone are local, and FedBN, whose layers are."""
   model = _model(state='local' if local is None else None, local=local)
   process = algorithms.build_fed_per(
@@ -183,7 +183,7 @@ def test_what_is_local_stays_with_the_client(local: Any) -> None:
 
 
 @pytest.mark.slow
-def test_averages_stay_where_no_client_counts() -> None:
+def test_averages_stay_where_no_client_counts():
   """Also with a mean that is 0 / 0 then, which optimizers reject."""
   process = algorithms.build_fed_avg(
     _model(), aggregation=Aggregation(tff.aggregators.MeanFactory())
@@ -198,7 +198,7 @@ def test_averages_stay_where_no_client_counts() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_predicted_for_padding_has_a_loss() -> None:
+def test_what_is_predicted_for_padding_has_a_loss():
   """The last batch has one example, and no logarithm of 0."""
 
   def build() -> tf.keras.Model:
@@ -224,7 +224,7 @@ def test_what_is_predicted_for_padding_has_a_loss() -> None:
     (algorithms.build_fed_ala, algorithms.build_fed_ala_eval),
   ],
 )
-def test_a_mixed_model_reads_averages_once(build: Any, measure: Any) -> None:
+def test_a_mixed_model_reads_averages_once(build, measure):
   """Also where a client holds other numbers by the names of the averages."""
   model = _model(state='averaged')
   clients = {'a': _fields(4)}
@@ -250,9 +250,7 @@ def test_a_mixed_model_reads_averages_once(build: Any, measure: Any) -> None:
     pytest.param(0.9, 'averaged', marks=pytest.mark.slow),
   ],
 )
-def test_a_new_client_may_estimate_averages(
-  momentum: float, state: str
-) -> None:
+def test_a_new_client_may_estimate_averages(momentum, state):
   """From its support set, whatever the momentum."""
   model = _model(functools.partial(build_dense, momentum), state=state)
   clients = {'a': _fields(8)}
@@ -273,7 +271,7 @@ def test_a_new_client_may_estimate_averages(
 
 
 @pytest.mark.slow
-def test_without_normalization_fed_bn_is_fed_avg() -> None:
+def test_without_normalization_fed_bn_is_fed_avg():
   """Bit for bit, with what is drawn."""
   model = planted.factorization(planted.build_tastes, local=None)
   training = Phase(optimizer=sgd(0.1), epochs=2, shuffle=True)
@@ -285,13 +283,13 @@ def test_without_normalization_fed_bn_is_fed_avg() -> None:
   planted.assert_same(of_fed_bn, of_fed_avg)
 
 
-def test_frozen_averages_are_not_estimated() -> None:
+def test_frozen_averages_are_not_estimated():
   with pytest.raises(SettingError, match='no moving averages to estimate'):
     algorithms.build_fed_bn_eval(_model(state='frozen'), estimate=True)
 
 
 @pytest.mark.slow
-def test_what_is_frozen_keeps_every_bit() -> None:
+def test_what_is_frozen_keeps_every_bit():
   """The layer normalizes by the averages that it has, also in training."""
   trained = build_dense()
   trained.get_layer('first').moving_variance.assign([4.0, 5, 6])
@@ -317,7 +315,7 @@ def test_what_is_frozen_keeps_every_bit() -> None:
 
 
 @pytest.mark.slow
-def test_xla_is_not_tried_where_it_would_refuse(monkeypatch: Any) -> None:
+def test_xla_is_not_tried_where_it_would_refuse(monkeypatch):
   said: list[str] = []
   monkeypatch.setattr(logging, 'warning', lambda text, *_: said.append(text))
   process = algorithms.build_fed_avg(_model())
@@ -344,7 +342,7 @@ def test_xla_is_not_tried_where_it_would_refuse(monkeypatch: Any) -> None:
     ),
   ],
 )
-def test_a_state_is_said_once_for_each(state: Any, message: str) -> None:
+def test_a_state_is_said_once_for_each(state, message):
   with pytest.raises(ModelError, match=message):
     _model(state=state)
 
@@ -377,7 +375,7 @@ def _scaled(dtype_of_state: str) -> Any:
   return keras.Sequential([keras.Input([3]), _Scales(dtype_of_state), head])
 
 
-def test_a_variance_without_a_mean_is_averaged() -> None:
+def test_a_variance_without_a_mean_is_averaged():
   process = algorithms.build_fed_avg(_model(lambda: _scaled('float32')))
   clients = {'a': _fields(4), 'b': _fields(4)}
   found, _ = _round(process, clients)
@@ -388,18 +386,18 @@ def test_a_variance_without_a_mean_is_averaged() -> None:
 
 
 @pytest.mark.parametrize('state', ['averaged', 'local'])
-def test_a_state_of_integers_is_refused(state: str) -> None:
+def test_a_state_of_integers_is_refused(state):
   with pytest.raises(ModelError, match="moving_variance', .* is of int64"):
     _model(lambda: _scaled('int64'), state=state)
   _model(lambda: _scaled('int64'), state='frozen')
 
 
-def test_a_model_without_states_has_no_treatment() -> None:
+def test_a_model_without_states_has_no_treatment():
   with pytest.raises(ModelError, match='no layer changes a variable'):
     _model(planted.build_slope, state='averaged', local='own')
 
 
-def test_noise_and_averages_are_refused() -> None:
+def test_noise_and_averages_are_refused():
   noised = privacy.private_mean(
     clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
   )

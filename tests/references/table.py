@@ -11,13 +11,8 @@ from tests.references.problem import Settings
 # By how much two results in float32 may differ after five rounds.
 TOLERANCE = 3e-7
 
-FED_ATT, FED_JAX, FL_PARTIAL, PFLLIB, TFF = (
-  'fed-att',
-  'fedjax',
-  'FL_partial_personalization',
-  'PFLlib',
-  'TFF',
-)
+FED_ATT, FED_JAX, PFLLIB, TFF = 'fed-att', 'fedjax', 'PFLlib', 'TFF'
+FL_PARTIAL = 'FL_partial_personalization'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +149,7 @@ COMPARISONS = (
   *(
     Comparison(method, PFLLIB, (DROPS,))
     for method in (
-      'FedAvg',
-      'FedPer',
-      'FedRep',
-      'FedBABU',
-      'LG-FedAvg',
-      'FedProx',
-      'SCAFFOLD',
+      'FedAvg FedPer FedRep FedBABU LG-FedAvg FedProx SCAFFOLD'.split()
     )
   ),
   Comparison('Ditto', PFLLIB, (DROPS, FIRST_OF_SERVER)),
