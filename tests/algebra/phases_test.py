@@ -1,6 +1,7 @@
 """How phases train the weights of some tiers on some examples."""
 
 import collections
+from collections.abc import Callable
 import functools
 import itertools
 import types
@@ -132,7 +133,24 @@ class Client:
     }
 
 
-# ---- padding is inert --------------------------------------------------------
+def _stack(width: int, *inner: Any) -> Callable[[], tf.keras.Model]:
+  """A callable for a model of layers, which it makes each time."""
+  return lambda: tf.keras.Sequential(
+    [tf.keras.Input([width]), *(make() for make in inner)]
+  )
+
+
+def _dense(units: int, *given: Any, **options: Any) -> Callable[[], Any]:
+  return functools.partial(layers.Dense, units, *given, **options)
+
+
+def _linear(first: str, **options: Any) -> Callable[[], Any]:
+  """A single weight for each input, which begins as ones or zeros."""
+  return _dense(1, use_bias=False, kernel_initializer=first, **options)
+
+
+_TWO = _stack(1, _dense(2, name='body'), _dense(1, name='user'))
+_ONES = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
 
 
 def _rated(count: int, seed: int = 0) -> planted.Fields:
@@ -181,14 +199,13 @@ def _table(rows: int) -> models.PartialModel:
   )
 
 
-def _steps_of(work: Phase, count: int, **options: Any) -> np.ndarray:
+def _steps_of(*work: Any, count: int, **options: Any) -> np.ndarray:
   """At which step, from 1, each example was read; the sum if it was at many."""
-  client = Client(_table(count), work)
   fields = {
     'x': np.arange(count, dtype=np.int32),
     'y': np.zeros([count, 1], np.float32),
   }
-  done = client(fields, **options)
+  done = Client(_table(count), *work)(fields, **options)
   return -done.weights[tiers.LOCAL]['table/embeddings'][:, 0]
 
 
@@ -199,73 +216,54 @@ def _one_by_one(**options: Any) -> Phase:
   )
 
 
-@pytest.mark.slow
-def test_examples_are_read_in_their_order():
-  np.testing.assert_array_equal(_steps_of(_one_by_one(), 5), [1, 2, 3, 4, 5])
-  # Batches of 2, of which each example has one half; the last has but one.
-  np.testing.assert_array_equal(
-    _steps_of(_one_by_one(batch_size=2), 5), [0.5, 0.5, 1, 1, 3]
-  )
-  np.testing.assert_array_equal(
-    _steps_of(_one_by_one(on=splits.alternating(2).query), 7),
-    [0, 0, 1, 2, 0, 0, 3],
-  )
+_ALL = {'batch_size': None}
 
 
 @pytest.mark.slow
-def test_epochs_and_steps_end_a_phase():
-  np.testing.assert_array_equal(
-    _steps_of(_one_by_one(epochs=2), 3), [1 + 4, 2 + 5, 3 + 6]
-  )
-  np.testing.assert_array_equal(
-    _steps_of(_one_by_one(epochs=2, max_steps=4), 3), [1 + 4, 2, 3]
-  )
-  np.testing.assert_array_equal(
-    _steps_of(_one_by_one(epochs=1, max_steps=9), 3), [1, 2, 3]
-  )
-  np.testing.assert_array_equal(
-    _steps_of(_one_by_one(max_steps=0), 3), [0, 0, 0]
-  )
+@pytest.mark.parametrize(
+  ('options', 'steps'),
+  [
+    ({}, [1, 2, 3, 4, 5]),
+    # Batches of 2, of which each example has one half; the last has but one.
+    ({'batch_size': 2}, [0.5, 0.5, 1, 1, 3]),
+    ({'on': splits.alternating(2).query}, [0, 0, 1, 2, 0, 0, 3]),
+    ({'epochs': 2}, [1 + 4, 2 + 5, 3 + 6]),
+    ({'epochs': 2, 'max_steps': 4}, [1 + 4, 2, 3]),
+    ({'epochs': 1, 'max_steps': 9}, [1, 2, 3]),
+    ({'max_steps': 0}, [0, 0, 0]),
+    # A batch of everything is a step an epoch.
+    (_ALL, [0.25] * 4),
+    ({**_ALL, 'epochs': 3, 'max_steps': 2}, [(1 + 2) / 4] * 4),
+    ({**_ALL, 'on': splits.halves().query}, [0, 0, 0.5, 0.5]),
+    # A batch is gone through again before the next.
+    ({'steps_per_batch': 3}, [1 + 2 + 3, 4 + 5 + 6]),
+    (
+      {'steps_per_batch': 2, 'epochs': 2, 'max_steps': 3},
+      [1 + 2 + 5 + 6, 3 + 4],
+    ),
+  ],
+)
+def test_examples_are_read_in_their_order(options, steps):
+  found = _steps_of(_one_by_one(**options), count=len(steps))
+  np.testing.assert_array_equal(found, steps)
+  if options == _ALL:  # And padding is none of it.
+    found = _steps_of(_one_by_one(**options), count=4, capacity=9)
+    np.testing.assert_array_equal(found, steps)
 
 
 def test_a_last_small_batch_may_be_left_out():
   dropping = functools.partial(_one_by_one, batch_size=2, drop_remainder=True)
-  for capacity in (5, 9):
-    np.testing.assert_array_equal(
-      _steps_of(dropping(epochs=2), 5, capacity=capacity),
-      [(1 + 3) / 2, (1 + 3) / 2, (2 + 4) / 2, (2 + 4) / 2, 0],
-    )
-  np.testing.assert_array_equal(_steps_of(dropping(), 4), [0.5, 0.5, 1, 1])
-  np.testing.assert_array_equal(_steps_of(dropping(epochs=3), 1), [0])
+  for options, steps, capacity in (
+    ({'epochs': 2}, [(1 + 3) / 2] * 2 + [(2 + 4) / 2] * 2 + [0], 5),
+    ({'epochs': 2}, [(1 + 3) / 2] * 2 + [(2 + 4) / 2] * 2 + [0], 9),
+    ({}, [0.5, 0.5, 1, 1], 4),
+    ({'epochs': 3}, [0], 1),
+  ):
+    found = _steps_of(dropping(**options), count=len(steps), capacity=capacity)
+    np.testing.assert_array_equal(found, steps)
   # Each epoch leaves out another one: five times four of five examples.
-  shuffled = _steps_of(dropping(epochs=5, shuffle=True), 5)
+  shuffled = _steps_of(dropping(epochs=5, shuffle=True), count=5)
   assert shuffled.sum() == sum(range(1, 11)) and shuffled.all()
-
-
-@pytest.mark.slow
-def test_a_batch_of_everything_is_a_step_an_epoch():
-  everything = functools.partial(_one_by_one, batch_size=None)
-  for capacity in (4, 9):
-    np.testing.assert_array_equal(
-      _steps_of(everything(), 4, capacity=capacity), [0.25] * 4
-    )
-  np.testing.assert_array_equal(
-    _steps_of(everything(epochs=3, max_steps=2), 4), [(1 + 2) / 4] * 4
-  )
-  np.testing.assert_array_equal(
-    _steps_of(everything(on=splits.halves().query), 4), [0, 0, 0.5, 0.5]
-  )
-
-
-@pytest.mark.slow
-def test_a_batch_is_gone_through_again_before_the_next():
-  np.testing.assert_array_equal(
-    _steps_of(_one_by_one(steps_per_batch=3), 2), [1 + 2 + 3, 4 + 5 + 6]
-  )
-  np.testing.assert_array_equal(
-    _steps_of(_one_by_one(steps_per_batch=2, epochs=2, max_steps=3), 2),
-    [1 + 2 + 5 + 6, 3 + 4],
-  )
 
 
 @pytest.mark.slow
@@ -273,7 +271,7 @@ def test_each_epoch_has_an_order_of_its_own():
   count = 12
   shuffled = functools.partial(_one_by_one, epochs=3, shuffle=True)
   sums = [
-    _steps_of(shuffled(max_steps=epochs * count), count, capacity=20)
+    _steps_of(shuffled(max_steps=epochs * count), count=count, capacity=20)
     for epochs in (1, 2, 3)
   ]
   orders = [sums[0], sums[1] - sums[0], sums[2] - sums[1]]
@@ -283,25 +281,16 @@ def test_each_epoch_has_an_order_of_its_own():
     assert (order != expected).any()
   assert (orders[0] != orders[1] - count).any()
   assert (orders[1] - count != orders[2] - 2 * count).any()
-  other = _steps_of(shuffled(max_steps=count), count, seed=_SEED + 1)
+  other = _steps_of(shuffled(max_steps=count), count=count, seed=_SEED + 1)
   assert (other != orders[0]).any()
 
 
 @pytest.mark.slow
 def test_phases_share_one_shuffled_split():
   support, query = splits.shuffled(splits.halves())
-  client = Client(
-    _table(9),
-    _one_by_one(on=support),
-    _one_by_one(on=query, shuffle=True),
-  )
-  fields = {
-    'x': np.arange(9, dtype=np.int32),
-    'y': np.zeros([9, 1], np.float32),
-  }
+  work = _one_by_one(on=support), _one_by_one(on=query, shuffle=True)
   for seed in (_SEED, _SEED + 1):
-    done = client(fields, seed=seed)
-    steps = -done.weights[tiers.LOCAL]['table/embeddings'][:, 0]
+    steps = _steps_of(*work, count=9, seed=seed)
     # Four examples of one part, five of the other, and each in one of them.
     assert sorted(steps) == [1, 1, 2, 2, 3, 3, 4, 4, 5]
 
@@ -435,32 +424,18 @@ def test_tiers_that_are_not_trained_stay_as_they_are():
 
 @pytest.mark.parametrize('optimizer', [sgd(0.1), optimizers.build_adam(0.1)])
 def test_variables_that_are_not_named_stay_as_they_are(optimizer):
-  def build():
-    return tf.keras.Sequential(
-      [
-        tf.keras.Input([1]),
-        layers.Dense(2, name='body'),
-        layers.Dense(1, name='user'),
-      ]
-    )
-
   work = Phase(
     _BOTH, optimizer=optimizer, variable_filter='user/kernel|.*/bias'
   )
-  client = Client(planted.factorization(build, metrics=list), work)
-  fields = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
-  before, after = client.first_weights(), client(fields).weights
+  client = Client(planted.factorization(_TWO, metrics=list), work)
+  before, after = client.first_weights(), client(_ONES).weights
   moved = {
     name: (after[tier][name] != tensor.numpy()).any()
     for tier, named in before.items()
     for name, tensor in named.items()
   }
-  assert moved == {
-    'body/kernel': False,
-    'body/bias': True,
-    'user/kernel': True,
-    'user/bias': True,
-  }
+  trained = ('body/bias', 'user/kernel', 'user/bias')
+  assert moved == {'body/kernel': False, **dict.fromkeys(trained, True)}
 
 
 @pytest.mark.slow
@@ -507,7 +482,7 @@ def test_phases_take_turns_on_each_batch():
 def test_phases_that_take_turns_keep_their_optimizers():
   still = Phase((tiers.GLOBAL,), optimizer=sgd(0.0), batch_size=1)
   work = phases.Interleaved((still, _one_by_one(), still))
-  np.testing.assert_array_equal(_steps_of(work, 4), [1, 2, 3, 4])
+  np.testing.assert_array_equal(_steps_of(work, count=4), [1, 2, 3, 4])
 
 
 @pytest.mark.slow
@@ -560,45 +535,30 @@ def test_a_variable_without_a_gradient_stays_as_it_is():
     def call(self, inputs):
       return inputs
 
-  def build():
-    return tf.keras.Sequential(
-      [
-        tf.keras.Input([1]),
-        Unused(name='unused'),
-        layers.Dense(1, name='body'),
-        layers.Dense(1, name='user'),
-      ]
-    )
-
+  unused = functools.partial(Unused, name='unused')
+  build = _stack(1, unused, _dense(1, name='body'), _dense(1, name='user'))
   model = planted.factorization(build, metrics=list)
-  fields = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
   for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
-    done = Client(model, Phase(_BOTH, optimizer=optimizer))(fields)
+    done = Client(model, Phase(_BOTH, optimizer=optimizer))(_ONES)
     spare = done.weights[tiers.GLOBAL]['unused/spare']
     np.testing.assert_array_equal(spare, [1, 1])
     assert done.is_finite
     assert done.weights[tiers.LOCAL]['user/bias'] > 0
-  only = Phase((tiers.GLOBAL, tiers.LOCAL), variable_filter='unused/.*|user/.*')
+  only = Phase(_BOTH, variable_filter='unused/.*|user/.*')
   with pytest.raises(
     phases.PhaseError,
     match=r"trains 'global', but what it minimizes depends on none of "
     r"\['unused/spare'\], so that they would stay as they are",
   ):
-    Client(model, only)(fields)
+    Client(model, only)(_ONES)
 
 
 @pytest.mark.slow
 def test_weights_of_two_types_are_trained_together():
-  def build():
-    return tf.keras.Sequential(
-      [
-        tf.keras.Input([2]),
-        layers.Dense(2, dtype='float64', name='wide'),
-        layers.Dense(1, name='user'),
-      ]
-    )
-
-  model = planted.factorization(build, metrics=list)
+  wide = _dense(2, dtype='float64', name='wide')
+  model = planted.factorization(
+    _stack(2, wide, _dense(1, name='user')), metrics=list
+  )
   fields = {'x': np.ones([5, 2], 'f'), 'y': np.ones([5, 1], 'f')}
   for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
     work = Phase(_BOTH, optimizer=optimizer, epochs=30, measured=True)
@@ -614,18 +574,8 @@ def test_weights_of_two_types_are_trained_together():
 
 @pytest.mark.slow
 def test_dropout_is_another_one_in_each_step_and_phase():
-  def build():
-    return tf.keras.Sequential(
-      [
-        tf.keras.Input([64]),
-        layers.Dropout(0.5),
-        layers.Dense(
-          1, use_bias=False, kernel_initializer='zeros', name='user'
-        ),
-        layers.Dense(1, use_bias=False, kernel_initializer='ones'),
-      ]
-    )
-
+  dropout = functools.partial(layers.Dropout, 0.5)
+  build = _stack(64, dropout, _linear('zeros', name='user'), _linear('ones'))
   model = keras_models.from_keras(
     build, loss=lambda labels, predictions: predictions[:, 0], local='user'
   )
@@ -654,23 +604,14 @@ def test_dropout_is_another_one_in_each_step_and_phase():
 # ---- losses ------------------------------------------------------------------
 
 
-def _decaying() -> tf.keras.Model:
-  """Weights on which nothing but their regularization works."""
-  layer = functools.partial(
-    layers.Dense,
-    1,
-    use_bias=False,
-    kernel_initializer='ones',
-    kernel_regularizer=tf.keras.regularizers.L2(0.5),
-  )
-  return tf.keras.Sequential(
-    [tf.keras.Input([1]), layer(name='shared'), layer(name='user')]
-  )
-
-
 def test_regularization_counts_in_every_phase():
+  # Nothing but their regularization works on the weights.
+  decaying = functools.partial(
+    _linear, 'ones', kernel_regularizer=tf.keras.regularizers.L2(0.5)
+  )
+  build = _stack(1, decaying(name='shared'), decaying(name='user'))
   client = Client(
-    planted.factorization(_decaying, metrics=list),
+    planted.factorization(build, metrics=list),
     Phase((tiers.LOCAL,), epochs=3),
     Phase((tiers.GLOBAL,), epochs=2, measured=True),
   )
@@ -689,24 +630,15 @@ def test_regularization_counts_in_every_phase():
   assert done.loss[:2] == [0.0, 4.0]
 
 
-def _one_weight_from_zero() -> tf.keras.Model:
-  """A prediction is the local weight times the input, times one."""
-  return tf.keras.Sequential(
-    [
-      tf.keras.Input([1]),
-      layers.Dense(1, use_bias=False, kernel_initializer='zeros', name='user'),
-      layers.Dense(1, use_bias=False, kernel_initializer='ones'),
-    ]
-  )
+# A prediction is the local weight times the input, times one.
+_one_weight_from_zero = _stack(
+  1, _linear('zeros', name='user'), _linear('ones')
+)
 
 
 def test_the_loss_and_the_regularization_are_those_of_keras():
-  def build():
-    dense = functools.partial(layers.Dense, kernel_regularizer='l2')
-    return tf.keras.Sequential(
-      [tf.keras.Input([6]), dense(4, name='user'), dense(1)]
-    )
-
+  dense = functools.partial(_dense, kernel_regularizer='l2')
+  build = _stack(6, dense(4, name='user'), dense(1))
   model = planted.factorization(build, loss='mse', metrics=list)
   generator = np.random.default_rng(0)
   fields = {
@@ -770,15 +702,12 @@ def test_terms_compare_with_the_weights_as_the_round_began():
 # ---- measuring ---------------------------------------------------------------
 
 
-def _classifier() -> tf.keras.Model:
-  return tf.keras.Sequential(
-    [
-      tf.keras.Input([6]),
-      layers.Dense(4, 'tanh', name='user'),
-      layers.Dropout(0.5),
-      layers.Dense(1, 'sigmoid'),
-    ]
-  )
+_classifier = _stack(
+  6,
+  _dense(4, 'tanh', name='user'),
+  functools.partial(layers.Dropout, 0.5),
+  _dense(1, 'sigmoid'),
+)
 
 
 def _metrics() -> list[tf.keras.metrics.Metric]:
