@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.support.computations import mapped
 from tff_partial.runtimes import cohort
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.graphs import operations
@@ -25,14 +26,6 @@ from tff_partial.runtimes.xla import doubts
 
 def _at_clients(type_spec: Any) -> tff.FederatedType:
   return tff.FederatedType(type_spec, tff.CLIENTS)
-
-
-def _mapped(function: Callable[[Any], Any], type_spec: Any) -> tff.Computation:
-  """A computation in which every client calls a function of TensorFlow."""
-  local = tff.tensorflow.computation(function, tff.to_type(type_spec))
-  return tff.federated_computation(
-    lambda clients: tff.federated_map(local, clients), _at_clients(type_spec)
-  )
 
 
 @pytest.fixture(scope='module')
@@ -265,7 +258,7 @@ def test_a_kernel_that_fails_does_so_under_every_setting(name, jit, runtimes):
 
 
 _FAILING = {
-  name: _mapped(_DOUBTFUL[name][0], (good.dtype.type, good.shape))
+  name: mapped(_DOUBTFUL[name][0], (good.dtype.type, good.shape))
   for name, good in (
     (name, _DOUBTFUL[name][1])
     for name in ('gather', 'division', 'a loop', 'assertion')
@@ -274,7 +267,7 @@ _FAILING = {
 
 
 def test_what_is_never_computed_is_not_doubted(runtimes):
-  unused = _mapped(lambda i: (tf.gather(_TABLE, i), i + 1)[1], (np.int32, [2]))
+  unused = mapped(lambda i: (tf.gather(_TABLE, i), i + 1)[1], (np.int32, [2]))
   with runtimes[True] as context:
     np.testing.assert_array_equal(unused([_integers(0, 9)]), [[1, 10]])
   assert all(context.choices.values())
@@ -282,23 +275,15 @@ def test_what_is_never_computed_is_not_doubted(runtimes):
 
 def test_top_k_is_under_xla_what_the_kernel_says(natively, runtimes):
   # Ties, an unknown class, NaN and infinities, in the graph and in a branch.
-  def in_top(x, targets):
+  def in_top(given):
+    x, targets = given
     return tf.math.in_top_k(targets, x, 2), tf.cond(
       targets[0] < 9,
       lambda: tf.math.in_top_k(targets, x, 1),
       lambda: tf.zeros([3], tf.bool),
     )
 
-  @tff.tensorflow.computation((np.float32, [3, 4]), (np.int32, [3]))
-  def at_a_client(x, targets):
-    return in_top(x, targets)
-
-  @tff.federated_computation(
-    tff.FederatedType(((np.float32, [3, 4]), (np.int32, [3])), tff.CLIENTS)
-  )
-  def computation(values):
-    return tff.federated_map(at_a_client, values)
-
+  computation = mapped(in_top, ((np.float32, [3, 4]), (np.int32, [3])))
   rows = [
     [[1, 2, 2, 0], [5, 4, 3, 2], [0, 1, 2, 3]],
     [[1, _NAN, 2, 0], [np.inf, 4, 3, 2], [0, 1, -np.inf, 3]],
@@ -331,7 +316,7 @@ def test_nan_is_as_large_under_xla_as_without(natively, runtimes):
       order=tf.argsort(x),
     )
 
-  computation = _mapped(extremes, (np.float32, [3]))
+  computation = mapped(extremes, (np.float32, [3]))
   values = [_floats(1, _NAN, 2), _floats(3, 2, _NAN), _floats(1, 2, 3)]
   expected = natively(computation, values)
   for jit, context in runtimes.items():
@@ -512,7 +497,7 @@ def _table_of_argument(value):
 def test_resources_are_new_at_each_client(
   function, expected, reason, runtimes, log
 ):
-  computation = _mapped(function, np.int32)
+  computation = mapped(function, np.int32)
   with runtimes[False]:
     for _ in range(2):
       assert list(computation([1, 1, 1])) == expected
@@ -532,7 +517,7 @@ def test_threads_do_not_share_variables(runtimes):
     with tf.control_dependencies(added):
       return variable.read_value()
 
-  computation = _mapped(count, np.int32)
+  computation = mapped(count, np.int32)
   found = []
 
   def call(value):
@@ -618,7 +603,7 @@ _sames: dict[tff.Type, tff.Computation] = {}
 @pytest.mark.slow
 def test_what_clients_return_is_a_list(natively, runtimes):
   state = collections.OrderedDict(a=(np.float32, [2]), n=np.int32)
-  grow = _mapped(
+  grow = mapped(
     lambda one: collections.OrderedDict(a=one['a'] + 1.0, n=one['n'] + 1), state
   )
   first = [
@@ -633,11 +618,8 @@ def test_what_clients_return_is_a_list(natively, runtimes):
     again = grow(states)
   assert [one['n'] for one in again] == [2, 3, 4]
   assert [one['n'] for one in natively(grow, states)] == [2, 3, 4]
-  assert [one['n'] for one in tf.nest.map_structure(np.array, states)] == [
-    1,
-    2,
-    3,
-  ]
+  copied = tf.nest.map_structure(np.array, states)
+  assert [one['n'] for one in copied] == [1, 2, 3]
 
 
 def test_a_changed_list_is_an_ordinary_one(runtimes):

@@ -9,6 +9,7 @@ import asyncio
 import collections
 from collections.abc import Callable
 import concurrent.futures
+import functools
 import json
 import pathlib
 import pickle
@@ -22,6 +23,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
+from tests.support.computations import mapped
+from tests.support.computations import summed
 import tff_partial
 from tff_partial.data.cohorts import Cohort
 from tff_partial.data.cohorts import CohortGroup
@@ -123,11 +126,10 @@ def _open_shapes(clients):
   )
 
 
-@tff.federated_computation(_at_clients(tff.TensorType(np.int32, [None])))
-def _distinct(clients):
-  """What a client returns has a shape that depends on its data."""
-  unique = tff.tensorflow.computation(lambda client: tf.unique(client)[0])
-  return tff.federated_map(unique, clients)
+# What a client returns has a shape that depends on its data.
+_distinct = mapped(
+  lambda client: tf.unique(client)[0], tff.TensorType(np.int32, [None])
+)
 
 
 @tff.federated_computation(_at_clients(tff.TensorType(np.int32, [None])))
@@ -281,47 +283,44 @@ def _private():
   return aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.0, 3.0, 1.0)
 
 
-_LAWFUL: dict[str, Callable[[], Callable[[int], Any]]] = {
-  'mean': lambda: _Aggregation(aggregators.MeanFactory()),
-  'unweighted_mean': lambda: _Aggregation(aggregators.UnweightedMeanFactory()),
-  'sum': lambda: _Aggregation(aggregators.SumFactory()),
-  'robust': lambda: _Aggregation(_robust()),
-  'clipped_and_zeroed': lambda: _Aggregation(_clipped()),
-  'private_without_noise': lambda: _Aggregation(_private()),
-  'concatenated': lambda: _Aggregation(
-    aggregators.concat_factory(aggregators.MeanFactory())
+def _repeated(size: int) -> list[np.ndarray]:
+  return [np.arange(8, dtype=np.int32) // (1 + i % 3) for i in range(size)]
+
+
+def _points(size: int) -> list[np.ndarray]:
+  draws = map(np.random.default_rng, range(size))
+  return [draw.normal(size=(4, 2)).astype(np.float32) for draw in draws]
+
+
+_AGGREGATORS: dict[str, Callable[[], Any]] = {
+  'mean': aggregators.MeanFactory,
+  'unweighted_mean': aggregators.UnweightedMeanFactory,
+  'sum': aggregators.SumFactory,
+  'robust': _robust,
+  'clipped_and_zeroed': _clipped,
+  'private_without_noise': _private,
+  'concatenated': lambda: aggregators.concat_factory(aggregators.MeanFactory()),
+  'compressed': tff.learning.compression_aggregator,
+  'measured': lambda: tff.learning.add_debug_measurements(
+    aggregators.MeanFactory()
   ),
-  'compressed': lambda: _Aggregation(tff.learning.compression_aggregator()),
-  'measured': lambda: _Aggregation(
-    tff.learning.add_debug_measurements(aggregators.MeanFactory())
-  ),
-  'quantile': lambda: _quantile,
-  'k_means': lambda: (
-    lambda size: _k_means(
-      collections.OrderedDict(centers=np.eye(3, 2, dtype=np.float32)),
-      [
-        np.random.default_rng(i).normal(size=(4, 2)).astype(np.float32)
-        for i in range(size)
-      ],
-    )
-  ),
-  'dependent': lambda: lambda size: _dependent(_floats(size)),
-  'weighted': lambda: lambda size: _weighted(_floats(size), _floats(size)),
-  'strings': lambda: lambda size: _strings(list(range(size)), 'ab', 7),
-  'open_shapes': lambda: lambda size: _open_shapes(_rows(size)),
-  'distinct': lambda: (
-    lambda size: _distinct(
-      [np.arange(8, dtype=np.int32) // (1 + i % 3) for i in range(size)]
-    )
-  ),
-  'distinct_and_later': lambda: (
-    lambda size: _distinct_and_later(
-      [np.arange(8, dtype=np.int32) // (1 + i % 3) for i in range(size)]
-    )
-  ),
-  'variables': lambda: lambda size: _variables(_floats(size)),
-  'unplaced': lambda: lambda size: _unplaced(size / 3.0),
 }
+_CALLS: dict[str, Callable[[int], Any]] = {
+  'quantile': _quantile,
+  'k_means': lambda size: _k_means(
+    collections.OrderedDict(centers=np.eye(3, 2, dtype=np.float32)),
+    _points(size),
+  ),
+  'dependent': lambda size: _dependent(_floats(size)),
+  'weighted': lambda size: _weighted(_floats(size), _floats(size)),
+  'strings': lambda size: _strings(list(range(size)), 'ab', 7),
+  'open_shapes': lambda size: _open_shapes(_rows(size)),
+  'distinct': lambda size: _distinct(_repeated(size)),
+  'distinct_and_later': lambda size: _distinct_and_later(_repeated(size)),
+  'variables': lambda size: _variables(_floats(size)),
+  'unplaced': lambda size: _unplaced(size / 3.0),
+}
+_LAWFUL = (*_AGGREGATORS, *_CALLS)
 _EMPTY_REFUSED_BY_NATIVE = ('dependent', 'strings')
 
 
@@ -379,14 +378,9 @@ def jitted():
 @pytest.fixture(scope='module')
 def lawful():
   """The table's computations, each made once."""
-  made = {}
-
-  def make(name):
-    if name not in made:
-      made[name] = _LAWFUL[name]()
-    return made[name]
-
-  return make
+  return functools.cache(
+    lambda name: _CALLS.get(name) or _Aggregation(_AGGREGATORS[name]())
+  )
 
 
 # ---- equal to native ---------------------------------------------------------
@@ -650,18 +644,15 @@ _STATE = collections.OrderedDict(
 )
 
 
-@tff.federated_computation(_at_clients(_STATE), _at_clients(np.float32))
-def _remember(states, values):
-  """Clients change what they remember by a value of their own."""
+def _change(state, value):
+  """A client changes what it remembers by a value of its own."""
+  vector, number = state['vectors']
+  return collections.OrderedDict(
+    vectors=[vector + value, number + 1], name=state['name'] + '!'
+  )
 
-  @tff.tensorflow.computation
-  def change(state, value):
-    vector, number = state['vectors']
-    return collections.OrderedDict(
-      vectors=[vector + value, number + 1], name=state['name'] + '!'
-    )
 
-  return tff.federated_map(change, (states, values))
+_remember = mapped(_change, _STATE, np.float32)
 
 
 def _states(size):
@@ -728,20 +719,13 @@ def test_columns_are_a_sequence_of_values_of_their_own(plain):
 
 
 def test_what_differs_in_shape_is_stacked_as_a_list(plain):
+  halve = mapped(lambda rows: rows / 2.0, tff.TensorType(np.float32, [None, 2]))
   with plain:
     doubled = _open_shapes(_rows(4))[1]
     assert [len(rows) for rows in doubled.stacked] == [1, 2, 3, 1]
-    again = _halve(doubled)
+    again = halve(doubled)
   for one, rows in zip(again, _rows(4), strict=True):
     np.testing.assert_array_equal(one, rows['rows'])
-
-
-@tff.federated_computation(
-  _at_clients(tff.TensorType(np.float32, [None, 2])),
-)
-def _halve(clients):
-  half = tff.tensorflow.computation(lambda rows: rows / 2.0)
-  return tff.federated_map(half, clients)
 
 
 @tff.federated_computation(
@@ -804,21 +788,11 @@ def test_choices_say_what_ran_even_against_earlier_ones(jit):
   assert [*context.choices.values()] == [jit] * len(told) and told
 
 
-class _Timer:
-  """Says that whatever is measured first is the slower of two."""
-
-  def __init__(self):
-    self.calls = 0
-
-  def __call__(self, run):
-    self.calls += 1
-    return 3.0 - self.calls
-
-
 def test_a_choice_holds_for_all_shapes_of_a_loop(monkeypatch):
-  timer = _Timer()
+  # What is measured first is the slower of two, and nothing else is measured.
+  seconds = iter([2.0, 1.0])
   monkeypatch.setattr(
-    choices_lib.Chooser, '_seconds', lambda self, run: timer(run)
+    choices_lib.Chooser, '_seconds', lambda self, run: next(seconds)
   )
   shapes = [_rows(1), _rows(3)[1:2], _rows(3)[2:3]]
   with cohort(jit='auto') as context:
@@ -830,50 +804,35 @@ def test_a_choice_holds_for_all_shapes_of_a_loop(monkeypatch):
   np.testing.assert_array_equal(again[::-1], sums)
   assert context.num_compiled == resumed.num_compiled == 3
   assert context.choices == resumed.choices
-  assert timer.calls == 2
+  assert not list(seconds)
 
 
-@tff.federated_computation(_at_clients(_ROWS))
-def _total_rows(clients):
-  total = tff.tensorflow.computation(
-    lambda client: tf.reduce_sum(client['rows'], 0)
-  )
-  return tff.federated_sum(tff.federated_map(total, clients))
+_total_rows = summed(lambda client: tf.reduce_sum(client['rows'], 0), _ROWS)
 
 
-@tff.federated_computation(_at_clients((np.float32, [1, 6, 6, 1])))
-def _total_convolved(clients):
-  @tff.tensorflow.computation
-  def convolve(image):
-    kernel = tf.ones([3, 3, 1, 1])
-    with tf.GradientTape() as tape:
-      tape.watch(kernel)
-      loss = tf.reduce_sum(tf.nn.conv2d(image, kernel, 1, 'VALID') ** 2)
-    return tape.gradient(loss, kernel)
+def _convolved(image):
+  kernel = tf.ones([3, 3, 1, 1])
+  with tf.GradientTape() as tape:
+    tape.watch(kernel)
+    loss = tf.reduce_sum(tf.nn.conv2d(image, kernel, 1, 'VALID') ** 2)
+  return tape.gradient(loss, kernel)
 
-  return tff.federated_sum(tff.federated_map(convolve, clients))
+
+_CONVOLVED = (
+  summed(_convolved, (np.float32, [1, 6, 6, 1])),
+  [np.ones([1, 6, 6, 1], np.float32)] * 2,
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('computation', 'values', 'seconds', 'is_tried'),
   [
-    pytest.param(
-      _total_convolved,
-      [np.ones([1, 6, 6, 1], np.float32)] * 2,
-      1.0,
-      False,
-      id='long convolutions',
-    ),
-    pytest.param(
-      _total_convolved,
-      [np.ones([1, 6, 6, 1], np.float32)] * 2,
-      1e-3,
-      True,
-      id='short convolutions',
-    ),
-    pytest.param(_total_rows, _rows(3)[1:], 1.0, True, id='no convolutions'),
+    (*_CONVOLVED, 1.0, False),
+    (*_CONVOLVED, 1e-3, True),
+    (_total_rows, _rows(3)[1:], 1.0, True),
   ],
+  ids=['long convolutions', 'short convolutions', 'no convolutions'],
 )
 def test_xla_is_not_tried_for_long_convolutions_on_a_cpu(
   computation, values, seconds, is_tried, monkeypatch
@@ -929,10 +888,7 @@ def _shrink(x):
 
 
 def test_a_choice_is_what_the_conditional_would_be():
-  @tff.federated_computation(_at_clients((np.float32, [3])))
-  def shrink(clients):
-    return tff.federated_map(tff.tensorflow.computation(_shrink), clients)
-
+  shrink = mapped(_shrink, (np.float32, [3]))
   # The first client has no finite inverse, and needs none.
   values = [np.array(v, np.float32) for v in ([2, 0, 4], [0.5, 1, 0.25])]
   with cohort(jit=True) as context:
@@ -946,27 +902,22 @@ def test_a_choice_is_what_the_conditional_would_be():
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [4095, 4096, 4099, 32768, 300_001])
 def test_large_reductions_are_what_they_were(size):
-  @tff.federated_computation(_at_clients((np.float32, [size])))
-  def reduce(clients):
-    @tff.tensorflow.computation
-    def each(x):
-      return collections.OrderedDict(
-        sum=tf.reduce_sum(x),
-        mean=tf.reduce_mean(x),
-        largest=tf.reduce_max(x),
-        smallest=tf.reduce_min(x),
-        half=tf.nn.l2_loss(x),
-        all=tf.reduce_all(x > 0.0),
-        any=tf.reduce_any(x > 0.0),
-      )
-
-    return tff.federated_map(each, clients)
+  def each(x):
+    return collections.OrderedDict(
+      sum=tf.reduce_sum(x),
+      mean=tf.reduce_mean(x),
+      largest=tf.reduce_max(x),
+      smallest=tf.reduce_min(x),
+      half=tf.nn.l2_loss(x),
+      all=tf.reduce_all(x > 0.0),
+      any=tf.reduce_any(x > 0.0),
+    )
 
   # Whole numbers: their sums are exact in any order.
   x = np.random.default_rng(size).integers(-9, 9, size).astype(np.float32)
   x[-1], x[size // 2] = 20.0, -20.0
   with cohort(jit=True):
-    (found,) = reduce([x])
+    (found,) = mapped(each, (np.float32, [size]))([x])
   assert found['sum'] == x.sum() and found['half'] == np.square(x).sum() / 2
   np.testing.assert_allclose(found['mean'], x.mean(dtype=np.float64), rtol=1e-5)
   assert (found['largest'], found['smallest']) == (20.0, -20.0)
@@ -976,17 +927,10 @@ def test_large_reductions_are_what_they_were(size):
 # ---- what is refused ---------------------------------------------------------
 
 
-@tff.federated_computation(
-  _at_clients(tff.SequenceType(tff.TensorType(np.float32, [None])))
+_sequences = summed(
+  lambda values: values.reduce(0.0, lambda old, new: old + tf.reduce_sum(new)),
+  tff.SequenceType(tff.TensorType(np.float32, [None])),
 )
-def _sequences(clients):
-  @tff.tensorflow.computation
-  def total(sequence):
-    return sequence.reduce(0.0, lambda old, new: old + tf.reduce_sum(new))
-
-  return tff.federated_sum(tff.federated_map(total, clients))
-
-
 # Batches of one, two and three.
 _UNEVEN = tf.data.Dataset.range(1, 4).map(lambda size: tf.ones([size]))
 
@@ -1005,27 +949,23 @@ def test_uneven_sequences_go_to_the_native_runtime_with_one_line(log):
   assert 'elements differ in shape (argument/client 1)' in told[0]
 
 
-def test_uneven_sequences_are_refused_when_strict():
+@pytest.mark.parametrize(
+  ('computation', 'value', 'match'),
+  [
+    (_sequences, [_UNEVEN], r'differ in shape.*client 0'),
+    (
+      tff.tensorflow.computation(lambda n: tf.data.Dataset.range(n), np.int64),
+      3,
+      'a sequence in the result',
+    ),
+  ],
+)
+def test_other_sequences_are_refused_when_strict(computation, value, match):
   with cohort(strict=True):
-    with pytest.raises(
-      errors.UnsupportedComputationError, match=r'differ in shape.*client 0'
-    ):
-      _sequences([_UNEVEN])
+    with pytest.raises(errors.UnsupportedComputationError, match=match):
+      computation(value)
 
 
-def test_sequences_as_results_are_refused_when_strict():
-  @tff.tensorflow.computation(np.int64)
-  def count_to(stop):
-    return tf.data.Dataset.range(stop)
-
-  with cohort(strict=True):
-    with pytest.raises(
-      errors.UnsupportedComputationError, match='a sequence in the result'
-    ):
-      count_to(3)
-
-
-@tff.tensorflow.computation(np.float32)
 def _in_loops(number):
   """Adds a number 18 times: in loops in a loop, which hand on a size."""
 
@@ -1048,14 +988,9 @@ def _in_loops(number):
   return total
 
 
-@tff.federated_computation(_at_clients(np.float32))
-def _total_in_loops(numbers):
-  return tff.federated_sum(tff.federated_map(_in_loops, numbers))
-
-
 def test_xla_knows_the_sizes_that_loops_hand_on():
   with cohort(jit=True, strict=True):
-    assert _total_in_loops([1.0, -3.0]) == -36.0
+    assert summed(_in_loops, np.float32)([1.0, -3.0]) == -36.0
 
 
 def test_what_xla_refuses_runs_without_it_unless_strict(log):
@@ -1131,17 +1066,11 @@ def test_wrong_options_are_refused(option):
 # ---- failures at clients -----------------------------------------------------
 
 
-@tff.tensorflow.computation
 def _careful_root(value):
   with tf.control_dependencies(
     [tf.debugging.Assert(value >= 0.0, ['a negative number', value])]
   ):
     return tf.sqrt(value)
-
-
-@tff.federated_computation(_at_clients(np.float32))
-def _careful(values):
-  return tff.federated_sum(tff.federated_map(_careful_root, values))
 
 
 @pytest.mark.parametrize('jit', [False, True, 'auto'])
@@ -1152,7 +1081,7 @@ def test_a_failing_client_is_named(jit):
     with pytest.raises(
       errors.ClientComputationError, match='Client 61 of 100'
     ) as caught:
-      _careful(values)
+      summed(_careful_root, np.float32)(values)
   assert caught.value.client == 61
   assert 'a negative number' in str(caught.value)
   assert 'float32[]' in str(caught.value)

@@ -23,6 +23,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
+from tests.support.computations import mapped
+from tests.support.computations import summed
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import Exact
@@ -258,14 +260,7 @@ def test_each_cluster_has_a_token_and_leaves_nothing():
 def test_what_clients_remember_stays_where_they_ran(context):
   kind = tff.TensorType(np.float32, [20_000])
 
-  @tff.tensorflow.computation(kind)
-  def change(state):
-    return state * 0.5 + 1.0
-
-  @tff.federated_computation(tff.FederatedType(kind, tff.CLIENTS))
-  def change_all(states):
-    return tff.federated_map(change, states)
-
+  change_all = mapped(lambda state: state * 0.5 + 1.0, kind)
   with context:
     states = change_all(
       [np.full([20_000], number, np.float32) for number in range(40)]
@@ -361,15 +356,11 @@ def test_shards_that_kill_every_worker_are_given_up(context, process, expected):
 
 
 def test_a_client_that_fails_is_named(context):
-  @tff.tensorflow.computation(np.int32)
   def check(number):
     with tf.control_dependencies([tf.debugging.assert_less(number, 77)]):
       return tf.identity(number)
 
-  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
-  def total(numbers):
-    return tff.federated_sum(tff.federated_map(check, numbers))
-
+  total = summed(check, np.int32)
   with context:
     for _ in range(5):
       # What another worker still does for the round before is not taken.

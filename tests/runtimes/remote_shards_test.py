@@ -11,6 +11,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
+from tests.support.computations import mapped
+from tests.support.computations import summed
 from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import runtimes
@@ -194,16 +196,10 @@ def test_a_worker_keeps_the_programs_that_ran_last(monkeypatch):
 
 
 def test_values_of_open_shapes_come_back():
-  @tff.tensorflow.computation(tff.TensorType(np.int32, [None]))
-  def repeat(row):
-    return tf.repeat(row, 1 + tf.size(row) % 3)
-
-  @tff.federated_computation(
-    tff.FederatedType(tff.TensorType(np.int32, [None]), tff.CLIENTS)
+  repeated = mapped(
+    lambda row: tf.repeat(row, 1 + tf.size(row) % 3),
+    tff.TensorType(np.int32, [None]),
   )
-  def repeated(rows):
-    return tff.federated_map(repeat, rows)
-
   rows = [np.arange(number % 5, dtype=np.int32) for number in range(70)]
   with _runtime(_Crew(3)):
     found = repeated(rows)
@@ -212,16 +208,10 @@ def test_values_of_open_shapes_come_back():
 
 
 def test_what_cannot_travel_is_run_here():
-  @tff.tensorflow.computation(tff.SequenceType(np.int32))
-  def add(numbers):
-    return numbers.reduce(np.int32(0), lambda a, b: a + b)
-
-  @tff.federated_computation(
-    tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
+  total = summed(
+    lambda numbers: numbers.reduce(np.int32(0), lambda a, b: a + b),
+    tff.SequenceType(np.int32),
   )
-  def total(numbers):
-    return tff.federated_sum(tff.federated_map(add, numbers))
-
   crew = _Crew(2)
   with _runtime(crew):
     assert total([[1, 2], [3], []] * 20) == 120

@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.support.computations import mapped
+from tests.support.computations import summed
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime.cohort import cohort
 from tff_partial.runtimes.values import readers
@@ -187,7 +189,6 @@ def _observer(type_spec: tff.SequenceType) -> tff.Computation:
       seen = tf.strings.join([seen, _as_text(element)], ';')
     return seen
 
-  @tff.tensorflow.computation(type_spec)
   def observe(dataset):
     reduced = dataset.map(_as_text).reduce(
       '', lambda old, new: tf.strings.join([old, new], ';')
@@ -197,11 +198,7 @@ def _observer(type_spec: tff.SequenceType) -> tff.Computation:
     )
     return reduced, direct, look(dataset)
 
-  @tff.federated_computation(_at_clients(type_spec))
-  def observe_all(clients):
-    return tff.federated_map(observe, clients)
-
-  return observe_all
+  return mapped(observe, type_spec)
 
 
 def _clients_of(
@@ -246,10 +243,7 @@ def test_clients_see_what_they_see_natively(
 
 
 def test_other_lengths_are_not_compiled_again():
-  total = tff.federated_computation(
-    lambda clients: tff.federated_sum(tff.federated_map(_add_up, clients)),
-    _at_clients(_BATCHES),
-  )
+  total = summed(_add_up, _BATCHES)
   with cohort(strict=True) as context:
     for sizes in ([1, 2], [700], [0], [5, 0, 41]):
       clients = [_count(size, 1 + size % 7) for size in sizes]

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.support.computations import summed
 from tff_partial import assignments
 from tff_partial import evaluation
 from tff_partial import groups
@@ -376,13 +377,4 @@ def trained(
 
 def scaled_sum(factor: float) -> tff.Computation:
   """Return a computation: the sum of clients' numbers times a factor."""
-
-  @tff.tensorflow.computation(np.float32)
-  def times(value):
-    return factor * value
-
-  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
-  def total(values):
-    return tff.federated_sum(tff.federated_map(times, values))
-
-  return total
+  return summed(lambda value: factor * value, np.float32)

@@ -22,6 +22,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import commands
+from tests.support import computations
 import tff_partial
 from tff_partial import errors
 from tff_partial import random_bits
@@ -59,21 +60,18 @@ def initialize_small(seed):
 STATE_TYPE = initialize_client.type_signature.result
 
 
-@tff.federated_computation(tff.FederatedType(STATE_TYPE, tff.CLIENTS))
-def take_part(states):
-  """What a round does to states here: all numbers change."""
+def _change(state: Any) -> Any:
+  """What a round does to a state here: all numbers change."""
+  local, (count, flags) = state['local'], state['seen']
+  return collections.OrderedDict(
+    local=collections.OrderedDict(
+      user=local['user'] * 0.9 + 1.0, bias=local['bias'] - 1.0
+    ),
+    seen=(count + 1, tf.logical_not(flags)),
+  )
 
-  @tff.tensorflow.computation(STATE_TYPE)
-  def change(state):
-    local, (count, flags) = state['local'], state['seen']
-    return collections.OrderedDict(
-      local=collections.OrderedDict(
-        user=local['user'] * 0.9 + 1.0, bias=local['bias'] - 1.0
-      ),
-      seen=(count + 1, tf.logical_not(flags)),
-    )
 
-  return tff.federated_map(change, states)
+take_part = computations.mapped(_change, STATE_TYPE)
 
 
 pytestmark = pytest.mark.usefixtures('in_cohorts')
