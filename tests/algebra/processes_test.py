@@ -61,15 +61,9 @@ def _compose(
 
 def _build() -> tf.keras.Model:
   """A frozen layer, shared ones, and one of the client's own."""
-  model = tf.keras.Sequential(
-    [
-      tf.keras.Input([2]),
-      layers.Dense(3, trainable=False, name='eyes'),
-      layers.Dense(3, name='body'),
-      layers.Dense(1, name='user'),
-    ]
-  )
-  return model
+  eyes = layers.Dense(3, trainable=False, name='eyes')
+  rest = layers.Dense(3, name='body'), layers.Dense(1, name='user')
+  return tf.keras.Sequential([tf.keras.Input([2]), eyes, *rest])
 
 
 pytestmark = pytest.mark.usefixtures('in_native')
@@ -124,11 +118,8 @@ def test_the_type_of_a_process(process):
   assert taken[1].placement is taken[2].placement is tff.CLIENTS
   assert taken[2].member.is_equivalent_to(data)
   result = process.next.type_signature.result
-  assert [name for name, _ in tff.structure.iter_elements(result)] == [
-    'state',
-    'client_states',
-    'metrics',
-  ]
+  names = [name for name, _ in tff.structure.iter_elements(result)]
+  assert names == ['state', 'client_states', 'metrics']
   assert result.state == taken[0]
   assert result.client_states == taken[1]
   assert result.metrics.placement is tff.SERVER
@@ -213,12 +204,17 @@ def _done_by(
   ]
 
 
-def test_a_round_is_what_its_clients_do(process):
-  cohort = planted.cohort_of(process, _clients(), 'seed')
+def _round(process, some=slice(None)) -> tuple[Any, Any, Any, Any]:
+  """Some clients, the state before, what they had, and what comes out."""
+  cohort = planted.cohort_of(process, _clients(), 'seed')[some]
   state = process.initialize()
-  before = planted.global_weights(process, state)
   kept = planted.first_states(process, cohort)
-  output = planted.run(process, cohort, state, kept)
+  return cohort, state, kept, planted.run(process, cohort, state, kept)
+
+
+def test_a_round_is_what_its_clients_do(process):
+  cohort, state, kept, output = _round(process)
+  before = planted.global_weights(process, state)
   done = _done_by(process, before, cohort, kept)
   for worked, new in zip(done, output.client_states, strict=True):
     planted.assert_close(dict(new), dict(worked.weights[tiers.LOCAL]))
@@ -250,11 +246,8 @@ def test_a_client_may_weigh_what_a_function_says(process):
       client_weighting=lambda worked: 3 * worked.num_examples - 5
     ),
   )
-  cohort = planted.cohort_of(weigh, _clients(), 'seed')
-  state = weigh.initialize()
+  cohort, state, kept, output = _round(weigh)
   before = planted.global_weights(weigh, state)
-  kept = planted.first_states(weigh, cohort)
-  output = planted.run(weigh, cohort, state, kept)
   one, other, _ = (
     tiers.delta(before, worked.weights[tiers.GLOBAL])
     for worked in _done_by(weigh, before, cohort, kept)
@@ -335,10 +328,7 @@ def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
     ),
   )
   assert noised.mechanism == local_noise.LocalNoise(1.0, 1.0).mechanism
-  cohort = planted.cohort_of(noised, _clients(), 'seed')[2:]
-  state = noised.initialize()
-  kept = planted.first_states(noised, cohort)
-  output = planted.run(noised, cohort, state, kept)
+  _, state, _, output = _round(noised, slice(2, None))
   before, after = (
     planted.global_weights(noised, s) for s in (state, output.state)
   )
@@ -351,12 +341,9 @@ def test_where_nothing_at_the_server_is_trained_nothing_is_sent(process):
   alone = _compose(process.model, work=[Phase((tiers.LOCAL,), measured=True)])
   assert process.sent == (tiers.GLOBAL,)
   assert not alone.sent
-  state = alone.initialize()
+  _, state, kept, output = _round(alone)
   assert not len(state.aggregator)
   assert not len(state.finalizer)
-  cohort = planted.cohort_of(alone, _clients(), 'seed')
-  kept = planted.first_states(alone, cohort)
-  output = planted.run(alone, cohort, state, kept)
   weights, after = map(alone.get_model_weights, (state, output.state))
   planted.assert_same(dict(weights.trainable), dict(after.trainable))
   assert list(output.metrics) == ['client_work']

@@ -127,20 +127,8 @@ def test_words_make_seeds():
 
 def test_different_words_make_different_seeds():
   words = [
-    (),
-    ('',),
-    ('', ''),
-    (1, 2),
-    ('1', 2),
-    (1, '2'),
-    (12,),
-    ('12',),
-    ('1', '2'),
-    ("1', '2",),
-    ('1\x1f2',),
-    ("1'\x1f'2",),
-    (2, 1),
-    (1, 2, ''),
+    *((), ('',), ('', ''), (1, 2), ('1', 2), (1, '2'), (12,), ('12',)),
+    *(('1', '2'), ("1', '2",), ('1\x1f2',), ("1'\x1f'2",), (2, 1), (1, 2, '')),
   ]
   seeds = {tuple(random_bits.derive(*each)) for each in words}
   assert len(seeds) == len(words)

@@ -73,14 +73,28 @@ def _posterior(x: Any, y: Any, item: Any, mean: float) -> tuple[Any, Any]:
   return covariance @ a.T @ (y - mean - item[x, 0]), covariance
 
 
+def _begun(process: Any) -> tuple[Any, np.ndarray]:
+  """The state before the first round, and its items in float64."""
+  state = process.initialize()
+  item = planted.global_weights(process, state)['ratings/item']
+  return state, item.astype(np.float64)
+
+
+def _own(measuring: Any, weights: Any, clients: Any) -> Any:
+  """What a client that has nothing makes its own by weights of the server."""
+  (value,) = planted.cohort_of(measuring, clients, 1)
+  nothing = measuring.initialize_client([0, 0])
+  return measuring.personalise(
+    planted.as_model_weights(weights), nothing, value
+  )
+
+
 @pytest.mark.slow
 def test_a_round_is_that_of_numpy() -> None:
   model = _model(mean=0.5)
   process = algorithms.build_fed_als(model)
   clients = planted.rate(_COUNTS)
-  state = process.initialize()
-  item = planted.global_weights(process, state)['ratings/item']
-  item = item.astype(np.float64)
+  state, item = _begun(process)
   left = np.zeros([_ITEMS, _SIZE, _SIZE])
   right = np.zeros([_ITEMS, _SIZE])
   users, errors = [], []
@@ -119,13 +133,9 @@ def test_a_round_is_that_of_numpy() -> None:
 def test_a_user_knows_its_covariance() -> None:
   measuring = algorithms.build_fed_als_eval(_model(), split=splits.same())
   clients = planted.rate({'a': 9})
-  (value,) = planted.cohort_of(measuring, clients, 1)
-  weights = planted.as_model_weights(
-    measuring.model.initial_weights(tiers.GLOBAL, [0, 0])
-  )
-  nothing = measuring.initialize_client([0, 0])
-  own = measuring.personalise(weights, nothing, value)
-  item = np.asarray(weights.trainable[tiers.GLOBAL]['ratings/item'], float)
+  weights = measuring.model.initial_weights(tiers.GLOBAL, [0, 0])
+  own = _own(measuring, weights, clients)
+  item = np.asarray(weights['ratings/item'], float)
   z, covariance = _posterior(clients['a']['x'], clients['a']['y'], item, 0.0)
   np.testing.assert_allclose(own['ratings/user'], z, atol=1e-5)
   np.testing.assert_allclose(own['ratings/user_spread'], covariance, atol=1e-5)
@@ -269,8 +279,7 @@ def test_priors_follow_attributes_as_in_ridge_regression() -> None:
   )
   plain = planted.rate(_COUNTS)
   clients = _of_age(plain)
-  state = process.initialize()
-  item = planted.global_weights(process, state)['ratings/item'].astype(float)
+  state, item = _begun(process)
   cohort = planted.cohort_of(process, clients, 1)
   first = planted.run(process, cohort, state).state
   found = planted.global_weights(process, first)
@@ -301,15 +310,10 @@ def test_priors_follow_attributes_as_in_ridge_regression() -> None:
 def test_a_user_without_ratings_is_as_its_attributes_say() -> None:
   model = _model(user_attributes={'age': 2})
   measuring = algorithms.build_fed_als_eval(model, split=splits.first(0))
-  (value,) = planted.cohort_of(measuring, _of_age(planted.rate({'a': 3})), 1)
   weights = dict(measuring.model.initial_weights(tiers.GLOBAL, [0, 0]))
   weights['ratings/user_mean'] = np.array([1.0, 2, 3], np.float32)
   weights['ratings/of_age'] = np.array([[1.0, 0, -1], [9, 9, 9]], np.float32)
-  own = measuring.personalise(
-    planted.as_model_weights(weights),
-    measuring.initialize_client([0, 0]),
-    value,
-  )
+  own = _own(measuring, weights, _of_age(planted.rate({'a': 3})))
   np.testing.assert_allclose(own['ratings/user'], [2, 2, 2], atol=1e-6)
 
 
@@ -318,8 +322,7 @@ def test_a_prior_follows_which_items_were_rated() -> None:
   """The coefficients are NumPy's, and what is measured says nothing."""
   process = algorithms.build_fed_als(_model(rated_items=True))
   clients = planted.rate(_COUNTS)
-  state = process.initialize()
-  item = planted.global_weights(process, state)['ratings/item'].astype(float)
+  state, item = _begun(process)
   cohort = planted.cohort_of(process, clients, 1)
   first = planted.run(process, cohort, state).state
   found = planted.global_weights(process, first)
@@ -343,12 +346,7 @@ def test_a_prior_follows_which_items_were_rated() -> None:
   measuring = algorithms.build_fed_als_eval(
     _model(rated_items=True), split=splits.first(3)
   )
-  (value,) = planted.cohort_of(measuring, {'d': clients['d']}, 1)
-  own = measuring.personalise(
-    planted.as_model_weights(found),
-    measuring.initialize_client([0, 0]),
-    value,
-  )
+  own = _own(measuring, found, {'d': clients['d']})
   x, y = clients['d']['x'][:3], clients['d']['y'][:3]
   a = found['ratings/item'][x].astype(float)
   mean = found['ratings/user_mean'] + rated(x, found['ratings/item']) @ table

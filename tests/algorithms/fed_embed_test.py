@@ -39,6 +39,7 @@ from tff_partial.phases import sgd
 from tff_partial.solvers.exact import Exact
 
 K = 3
+_NODES = [[0.0], [2.0], [5.0]]  # Prototypes, as they begin.
 # Columns of labels: what the user thinks, the type, the sub-population, and
 # whether the user is prototypical.
 _LABELS = tf.TensorSpec([4], tf.float32)
@@ -58,16 +59,12 @@ def _build(num_groups: int = K) -> tf.keras.Model:
   features = layers.Centers(
     num_groups,
     1,
-    initializer=tf.keras.initializers.Constant([[0.0], [2.0], [5.0]]),
+    initializer=tf.keras.initializers.Constant(_NODES),
     name='prototypes',
   )(features)
+  heads = {'head': 'head', 'global': 'global_head', 'type': 'type_head'}
   return tf.keras.Model(
-    inputs,
-    {
-      'head': number(name='head')(features),
-      'global': number(name='global_head')(features),
-      'type': number(name='type_head')(features),
-    },
+    inputs, {of: number(name=name)(features) for of, name in heads.items()}
   )
 
 
@@ -90,13 +87,16 @@ PARTS = assignments.FedEmbedVariables(
 )
 
 
+def _of_head(labels: tf.Tensor, outputs: Any) -> tf.Tensor:
+  return _half_square(labels[:, 0], outputs['head'])
+
+
 def _model(**options: Any) -> models.PartialModel:
   return keras_models.from_keras(
     **{
       'build': _build,
       'loss': lambda labels, outputs: (
-        _half_square(labels[:, 0], outputs['head'])
-        + _half_square(labels[:, 1], outputs['type'])
+        _of_head(labels, outputs) + _half_square(labels[:, 1], outputs['type'])
       ),
       'labels': _LABELS,
       'local': 'embedding',
@@ -193,9 +193,7 @@ def test_gradients_go_where_section_3_sends_them(of_type):
     e - 0.1 * gone_wrong * 0.5 * v
   )
   # Prototypes have nothing to do with it.
-  np.testing.assert_array_equal(
-    weights['prototypes/vectors'], [[0.0], [2.0], [5.0]]
-  )
+  np.testing.assert_array_equal(weights['prototypes/vectors'], _NODES)
 
 
 @pytest.mark.slow
@@ -296,7 +294,7 @@ def test_embeddings_go_to_what_their_user_likes(triplet):
     # Nobody but prototypical clients moves prototypes.
     np.testing.assert_array_equal(
       planted.global_weights(triplet, output.state)['prototypes/vectors'],
-      [[0.0], [2.0], [5.0]],
+      _NODES,
     )
   # The other one is drawn.
   assert found == {against_two, against_five}
@@ -341,7 +339,7 @@ def test_prototypes_are_the_embeddings_of_prototypical_clients(triplet):
 )
 def test_the_nearest_center_is_chosen(embedding, expected):
   nearest = groups.nearest(PARTS.embedding, PARTS.prototypes)
-  known = _knowing(embedding, tf.constant([[0.0], [2.0], [5.0]]))
+  known = _knowing(embedding, tf.constant(_NODES))
   assert nearest.choose(known) == expected
 
 
@@ -359,7 +357,7 @@ def test_the_nearest_center_is_chosen(embedding, expected):
   ],
 )
 def test_nodes_go_by_kohonens_rule(radius, rows, nearness):
-  nodes = tf.constant([[0.0], [2.0], [5.0]])
+  nodes = tf.constant(_NODES)
   with tf.GradientTape() as tape:
     tape.watch(nodes)
     loss = assignments.map_loss(PARTS, radius, rows)(_knowing(1.4, nodes))
@@ -421,10 +419,12 @@ def test_heads_follow_their_clients(moves, expected):
 
 # ---- Table 1: everybody a head of their own ----------------------------------
 
+_OWN_HEADS = {'local': ['embedding', 'head'], 'group': None, 'num_groups': 0}
+
 
 @pytest.mark.slow
 def test_personal_heads_stay_home():
-  model = _model(local=['embedding', 'head'], group=None, num_groups=0)
+  model = _model(**_OWN_HEADS)
   process = algorithms.build_fed_embed(
     model,
     parts=PARTS,
@@ -453,7 +453,7 @@ def test_an_own_head_is_solved_for_before_the_rest_is_trained():
     train=(tiers.LOCAL,), variable_filter='head/.*', optimizer=Exact(ridge=0.5)
   )
   process = algorithms.build_fed_embed(
-    _model(local=['embedding', 'head'], group=None, num_groups=0),
+    _model(**_OWN_HEADS),
     parts=PARTS,
     assignment=assignments.OWN_HEAD._replace(before=(solve,)),
     training=_TRAINING,
@@ -483,13 +483,8 @@ def _build_clustered() -> tf.keras.Model:
   head = tf.keras.layers.Dense(
     1, use_bias=False, kernel_initializer='zeros', name='head'
   )
-  return tf.keras.Model(
-    inputs,
-    {
-      'head': head(features),
-      'global': features * own,
-    },
-  )
+  outputs = {'head': head(features), 'global': features * own}
+  return tf.keras.Model(inputs, outputs)
 
 
 def _assert_measured_with_the_second_head(
@@ -515,7 +510,7 @@ def test_pfedkm_of_heads_joins_users_of_like_gradients():
   model = _model(
     build=_build_clustered,
     num_groups=2,
-    loss=lambda labels, outputs: _half_square(labels[:, 0], outputs['head']),
+    loss=_of_head,
   )
   process = baselines.build_p_fed_km(
     model,
@@ -568,9 +563,7 @@ def _clustered_by_model(**options: Any) -> models.PartialModel:
       'build': _build_clustered_by_model,
       'local': None,
       'num_groups': 2,
-      'loss': lambda labels, outputs: _half_square(
-        labels[:, 0], outputs['head']
-      ),
+      'loss': _of_head,
       **options,
     }
   )
@@ -695,15 +688,13 @@ def test_new_clients_train_their_embedding_through_the_global_head(of_type):
   options = {'parts': PARTS, 'assignment': assignments.by_type(PARTS)}
   measuring = algorithms.build_fed_embed_eval(
     of_type.model,
-    personalise=Phase(optimizer=sgd(0.1), batch_size=None),
+    personalise=_TRAINING,
     **options,
   )
   cohort = planted.cohort_of(measuring, {'one': _client(1, 3.0, 3.0)}, 1)
+  (held,), (value,) = planted.first_states(measuring, cohort), list(cohort)
   weights = of_type.get_model_weights(of_type.initialize())
-  (value,) = list(cohort)
-  found = measuring.personalise(
-    weights, planted.first_states(measuring, cohort)[0], value
-  )
+  found = measuring.personalise(weights, held, value)
   # e = 1 sees an error of 0.5 - 3, times the head's 0.5, times v = 0.5.
   assert found['embedding/own'] == pytest.approx(1.0 + 0.1 * 2.5 * 0.25)
   np.testing.assert_array_equal(found['encoder/kernel'], [[0.5], [0.5]])
@@ -776,23 +767,18 @@ def test_groups_without_weights_of_their_own_are_refused():
   ('build', 'lacks', 'message'),
   [
     (assignments.by_type, {'sub_population': None}, 'to know their sub-pop'),
-    (
-      assignments.by_prototype,
-      {'sub_population': None},
-      'to know their sub-pop',
+    *(
+      (assignments.by_prototype, {lacks: None}, message)
+      for lacks, message in (
+        ('sub_population', 'to know their sub-pop'),
+        ('liked_type', 'to know what they like'),
+        ('is_prototypical', r'FedEmbedVariables\(is_prototypical='),
+      )
     ),
-    (assignments.by_prototype, {'liked_type': None}, 'to know what they like'),
-    (
-      assignments.by_prototype,
-      {'is_prototypical': None},
-      r'FedEmbedVariables\(is_prototypical=',
+    *(
+      (build, {'prototypes': ''}, 'which variable of the model')
+      for build in (assignments.by_prototype, assignments.by_map)
     ),
-    (
-      assignments.by_prototype,
-      {'prototypes': ''},
-      'which variable of the model',
-    ),
-    (assignments.by_map, {'prototypes': ''}, 'which variable of the model'),
   ],
 )
 def test_parts_that_are_missing_are_named(build, lacks, message):

@@ -103,6 +103,14 @@ def _examples(name: str) -> dict[str, Any]:
 _DATA = {name: _examples(name) for name in _NUM_USERS}
 
 
+def _train(process: Any, rounds: int = 1, data: Any = _DATA, **options: Any):
+  """Rounds of all clients."""
+  clients = packing.pack(data, process.example_spec)
+  return training.programs.train(
+    process, clients, rounds=rounds, clients_per_round=len(data), **options
+  )
+
+
 def _trained(
   model: models.PartialModel,
   *,
@@ -121,12 +129,9 @@ def _trained(
     threshold=threshold,
     **options,
   )
-  clients = packing.pack(data or _DATA, process.example_spec)
   if process.is_noised and privacy is None:
     privacy = 'unaccounted'
-  return training.programs.train(
-    process, clients, rounds=rounds, clients_per_round=2, privacy=privacy
-  )
+  return _train(process, rounds, data or _DATA, privacy=privacy)
 
 
 def _users(state: Any) -> np.ndarray:
@@ -214,10 +219,7 @@ def fixture_first(model: models.PartialModel) -> dict[str, np.ndarray]:
     public=False,
     training=Phase(optimizer=sgd(0.0), batch_size=None),
   )
-  clients = packing.pack(_DATA, process.example_spec)
-  result = training.programs.train(
-    process, clients, rounds=1, clients_per_round=2
-  )
+  result = _train(process)
   return {
     name: _users(result.client_store.client(name))[: _NUM_USERS[name]]
     for name in _DATA
@@ -311,10 +313,7 @@ def test_tables_are_solved_for_before_the_rest_is_trained(model):
       batch_size=None,
     ),
   )
-  clients = packing.pack(_DATA, process.example_spec)
-  result = training.programs.train(
-    process, clients, rounds=1, clients_per_round=2
-  )
+  result = _train(process)
   for name, fields in _DATA.items():
     found = _users(result.client_store.client(name))
     for user in range(_NUM_USERS[name]):
@@ -349,12 +348,7 @@ def test_no_private_table_has_a_type_at_the_server(process):
 @pytest.mark.slow
 def test_a_client_that_joins_later_begins_with_the_public_components(process):
   clients = packing.pack(_DATA, process.example_spec)
-  early = training.programs.train(
-    process,
-    packing.pack({'ann': _DATA['ann']}, process.example_spec),
-    rounds=2,
-    clients_per_round=1,
-  )
+  early = _train(process, 2, {'ann': _DATA['ann']})
   seeds = np.zeros([1, 2], np.int32)
   first = state_codec.first_states(process.initialize_client, seeds)
   state = process.set_model_weights(process.initialize(), early.weights)

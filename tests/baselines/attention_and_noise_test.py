@@ -172,12 +172,9 @@ def test_weights_of_clients_multiply_their_attention(model, clients):
   a, b = np.eye(2), np.ones([2, 1])
   moves = [_moves(a, b, 0.0, clients[name], False) for name in _ROUNDS[0]]
   sizes = [_SIZES[name] for name in _ROUNDS[0]]
-  _assert_weights(
-    process,
-    state,
-    a - _attended([m[0] for m in moves], sizes),
-    b - _attended([m[1] for m in moves], sizes),
-  )
+  to_a, to_b, _ = zip(*moves, strict=True)
+  a, b = a - _attended(to_a, sizes), b - _attended(to_b, sizes)
+  _assert_weights(process, state, a, b)
 
 
 @pytest.mark.slow
@@ -198,16 +195,8 @@ def _attend(
   mean: aggregators.Factory | None = None,
 ) -> list[np.ndarray]:
   """By how much the server would move a layer, of clients' moves by round."""
-  value_type = tff.to_type(
-    collections.OrderedDict(
-      [
-        (
-          tiers.GLOBAL,
-          collections.OrderedDict([(_FIRST, tff.TensorType(np.float32, [2]))]),
-        )
-      ]
-    )
-  )
+  of_layer = collections.OrderedDict({_FIRST: (np.float32, [2])})
+  value_type = tff.to_type(collections.OrderedDict({tiers.GLOBAL: of_layer}))
   factory = fed_att.AttentiveFactory(mean or aggregators.MeanFactory())
   process = factory.create(value_type, tff.TensorType(np.float32))
   state, results = process.initialize(), []

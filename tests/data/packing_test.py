@@ -56,14 +56,14 @@ def test_names_that_are_not_read_are_refused():
   )
   fields = {'x': {'item': [1], 'itme': [2]}, 'y': [0.0]}
   with pytest.raises(
-    examples.ClientDataError,
+    ClientDataError,
     match=r"'ann', x: unknown key 'itme'; did you mean 'item'\?",
   ):
     packing.pack({'ann': fields}, spec)
   frame = pd.DataFrame({'user': ['ann'], 'item': [1], 'rating': [0.0]})
   columns = {'client_id': 'user', 'labels': 'rating'}
   with pytest.raises(
-    examples.ClientDataError,
+    ClientDataError,
     match=r"unknown input 'itme'; did you mean 'item'\? The model reads "
     r"\['item'\].$",
   ):
@@ -71,7 +71,7 @@ def test_names_that_are_not_read_are_refused():
       frame, spec, inputs={'item': 'item', 'itme': 'item'}, **columns
     )
   with pytest.raises(
-    examples.ClientDataError,
+    ClientDataError,
     match=r"The data frame: unknown field 'wieght'; did you mean 'weight'\?",
   ):
     frames.from_pandas(
@@ -85,18 +85,18 @@ def test_names_that_are_not_read_are_refused():
 
 def test_ids_that_read_alike_and_missing_texts_are_refused():
   given = small_clients.fields(1)
-  with pytest.raises(examples.ClientDataError, match='ids that read alike'):
+  with pytest.raises(ClientDataError, match='ids that read alike'):
     packing.pack({1: given, '1': given}, small_clients.SPEC)
   spec = collections.OrderedDict(_NAMED, x=tf.TensorSpec([], tf.string))
   with pytest.raises(
-    examples.ClientDataError, match="'ann', x: example 1 is None, where texts"
+    ClientDataError, match="'ann', x: example 1 is None, where texts"
   ):
     packing.pack({'ann': {'x': ['a', None], 'y': [1, 2]}}, spec)
 
 
 def test_masked_values_are_refused():
   given = {**small_clients.fields(3), 'y': np.ma.masked_greater([1, 2, 999], 9)}
-  with pytest.raises(examples.ClientDataError, match='y: values are masked'):
+  with pytest.raises(ClientDataError, match='y: values are masked'):
     packing.pack({'ann': given}, small_clients.SPEC)
 
 
@@ -105,7 +105,7 @@ def test_columns_of_several_labels_are_for_pack():
     small_clients.SPEC, y={'stars': tf.TensorSpec([], tf.float32)}
   )
   with pytest.raises(
-    examples.ClientDataError, match="'y.stars', .* several labels, .* `pack`"
+    ClientDataError, match="'y.stars', .* several labels, .* `pack`"
   ):
     frames.from_pandas(
       _frame(), spec, client_id='user', inputs='item', labels='rating'
@@ -126,7 +126,7 @@ def test_an_empty_client_is_refused():
 
 def test_a_client_that_no_bucket_holds_is_refused():
   with pytest.raises(
-    examples.ClientDataError,
+    ClientDataError,
     match="Client 'cid' has 8 examples but the largest bucket holds 7. Add a "
     'larger one to `capacities`',
   ):
@@ -206,17 +206,10 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
     y=tf.TensorSpec([], tf.float32),
     weight=examples.WEIGHT_SPEC,
   )
-  frame = pd.DataFrame(
-    {
-      'who': [7, 3, 7],
-      'item': [1, 2, 3],
-      'traits': [[0.5, 1.0], [2.0, 2.5], [3.0, 3.5]],
-      'rating': [4, 5, 3],
-      'trust': [0.5, 1.0, 0.25],
-    }
-  )
+  traits = [[0.5, 1.0], [2.0, 2.5], [3.0, 3.5]]
+  frame = pd.DataFrame({'who': [7, 3, 7], 'item': [1, 2, 3], 'traits': traits})
   population = frames.from_pandas(
-    frame,
+    frame.assign(rating=[4, 5, 3], trust=[0.5, 1.0, 0.25]),
     spec,
     client_id='who',
     inputs={'item': 'item', 'user': 'traits'},
@@ -275,9 +268,7 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
 )
 def test_columns_that_do_not_fit_are_refused(options, message):
   frame = _frame().assign(when_as_date=pd.Timestamp('2001-02-03'))
-  if options.get('time') == 'never':
-    frame['never'] = np.where(np.arange(len(frame)) == 3, np.inf, 0.0)
-  with pytest.raises(examples.ClientDataError, match=message):
+  with pytest.raises(ClientDataError, match=message):
     _from_frame(frame, **options)
 
 
@@ -285,13 +276,13 @@ def test_a_row_without_a_value_or_a_client_is_refused():
   frame = _frame()
   frame.loc[[6, 9], 'user'] = None
   with pytest.raises(
-    examples.ClientDataError, match="Column 'user' lacks 2 .* in row 6"
+    ClientDataError, match="Column 'user' lacks 2 .* in row 6"
   ):
     _from_frame(frame)
   frame = _frame().set_index('when', drop=False)
   frame['rating'] = frame['rating'].replace(1.0, np.inf)
   with pytest.raises(
-    examples.ClientDataError,
+    ClientDataError,
     match=r"Column 'rating': row 3 \(client 'cid'\) is inf, which is not",
   ):
     _from_frame(frame)
@@ -314,10 +305,12 @@ _FILMS = pd.DataFrame(
 )
 
 
-def _films(frame: pd.DataFrame = _FILMS, **options) -> populations.Population:
+def _films(
+  frame: pd.DataFrame = _FILMS, spec=_NAMED, **options
+) -> populations.Population:
   return frames.from_pandas(
     frame,
-    _NAMED,
+    spec,
     **{
       'client_id': 'user',
       'inputs': 'film',
@@ -356,15 +349,7 @@ def test_examples_are_sorted_by_time(kind):
 
 def test_times_are_the_field_of_a_split_too():
   spec = collections.OrderedDict(_NAMED, time=tf.TensorSpec([], tf.int64))
-  population = frames.from_pandas(
-    _FILMS,
-    spec,
-    client_id='user',
-    inputs='film',
-    labels='stars',
-    encode='film',
-    time='day',
-  )
+  population = _films(spec=spec, encode='film', time='day')
   held = real_examples(population, 'v')['time']
   assert held.tolist() == [915148800 * 10**9, 1072915200 * 10**9]
 
@@ -389,7 +374,7 @@ def test_columns_of_strings_may_be_encoded(dtype):
   assert population.client_ids == ('u', 'v')
   assert real_examples(population, 'u')['x'].tolist() == [1, 0, 1]
   with pytest.raises(
-    examples.ClientDataError, match="Column 'film' holds strings such as 'Heat'"
+    ClientDataError, match="Column 'film' holds strings such as 'Heat'"
   ):
     _films(frame, encode=())
 
@@ -424,7 +409,7 @@ def test_columns_of_strings_may_be_encoded(dtype):
 )
 def test_frames_that_cannot_be_read_are_refused(frame, message):
   films = vocabularies.Vocabulary(_FILMS['film'], unseen=True)
-  with pytest.raises(examples.ClientDataError, match=message):
+  with pytest.raises(ClientDataError, match=message):
     _films(frame, time='day', encode={'film': films})
 
 

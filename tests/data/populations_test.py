@@ -11,7 +11,6 @@ from tests.support import small_clients
 from tests.support import small_runs
 from tff_partial.data import client_readers
 from tff_partial.data import cohorts
-from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.data.examples import ClientDataError
 
@@ -73,7 +72,7 @@ def test_a_cohort_may_be_empty():
 def test_an_unknown_client_is_refused():
   population = packing.pack(small_clients.clients(), small_clients.SPEC)
   with pytest.raises(
-    examples.ClientDataError, match="no client 'zoe' among the 5 clients"
+    ClientDataError, match="no client 'zoe' among the 5 clients"
   ):
     population.cohort(['ann', 'zoe'], small_clients.seeds(2))
 
@@ -106,7 +105,7 @@ def test_clients_of_another_process_are_refused(kind, changes, message):
   wanted = collections.OrderedDict(small_clients.SPEC, **changes)
   wanted = collections.OrderedDict((n, s) for n, s in wanted.items() if s)
   with pytest.raises(
-    examples.ClientDataError,
+    ClientDataError,
     match=f'were packed for another process: {message}. Pack them with the',
   ):
     cohorts.check(source, wanted)
@@ -115,7 +114,7 @@ def test_clients_of_another_process_are_refused(kind, changes, message):
 def test_the_order_of_fields_counts():
   population = packing.pack(small_clients.clients(), small_clients.SPEC)
   turned = collections.OrderedDict(reversed(small_clients.SPEC.items()))
-  with pytest.raises(examples.ClientDataError, match='their fields are'):
+  with pytest.raises(ClientDataError, match='their fields are'):
     population.check(turned)
 
 
@@ -170,7 +169,7 @@ def test_a_reader_makes_the_cohorts_of_a_population():
 
 def test_a_reader_names_whose_data_are_bad():
   reader = dataclasses.replace(_reader(), read=lambda client: {'x': [1]})
-  with pytest.raises(examples.ClientDataError, match="'eve' lacks the fields"):
+  with pytest.raises(ClientDataError, match="'eve' lacks the fields"):
     reader.cohort(['eve'], small_clients.seeds(1))
   reader = dataclasses.replace(
     _reader(), read=lambda client: small_clients.fields(0)
@@ -183,6 +182,6 @@ def test_a_reader_names_whose_data_are_bad():
       one.cohort(['eve'], small_clients.seeds(1))
     assert 'min_examples' not in str(refused.value)
   with pytest.raises(
-    examples.ClientDataError, match="'cid' has 8 examples but the largest"
+    ClientDataError, match="'cid' has 8 examples but the largest"
   ):
     _reader(capacities=[5]).cohort(['ann', 'cid'], small_clients.seeds(2))

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tff_partial.data import vocabularies
 from tff_partial.data.vocabularies import Vocabulary
+from tff_partial.data.vocabularies import VocabularyError
 
 
 def test_values_are_numbered_in_their_order():
@@ -57,29 +57,23 @@ def test_a_vocabulary_says_what_is_in_it():
   ],
 )
 def test_missing_values_are_no_values(values):
-  with pytest.raises(
-    vocabularies.VocabularyError, match='of which none is missing'
-  ):
+  with pytest.raises(VocabularyError, match='of which none is missing'):
     Vocabulary(values)
 
 
 def test_values_of_several_types_are_refused():
   with pytest.raises(
-    vocabularies.VocabularyError, match=r"of one type, found \['int', 'str'\]"
+    VocabularyError, match=r"of one type, found \['int', 'str'\]"
   ):
     Vocabulary([1, 'a'])
 
 
 def test_texts_are_no_unseen_numbers():
-  with pytest.raises(
-    vocabularies.VocabularyError, match="'7' is a str, but .* like 3"
-  ):
+  with pytest.raises(VocabularyError, match="'7' is a str, but .* like 3"):
     Vocabulary([7, 3], unseen=True).encode([3, '7'])
 
 
 @pytest.mark.parametrize('number', [-1, 2])
 def test_an_id_that_there_is_not_is_refused(number):
-  with pytest.raises(
-    vocabularies.VocabularyError, match=f'no id {number}; ids are 0 to 1'
-  ):
+  with pytest.raises(VocabularyError, match=f'no id {number}; ids are 0 to 1'):
     Vocabulary('ab').decode([number])

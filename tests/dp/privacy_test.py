@@ -91,10 +91,6 @@ def _run(process, rounds):
   return released, state
 
 
-def _assert_equal(one, other):
-  tf.nest.map_structure(np.testing.assert_array_equal, one, other)
-
-
 # ---- noise -------------------------------------------------------------------
 
 
@@ -256,7 +252,7 @@ def test_runtimes_agree_to_the_last_bit(clipping):
   expected, _ = _run(process, rounds)
   for runtime in (runtimes.cohort(jit=True, threads=2), runtimes.native()):
     with runtime:
-      _assert_equal(_run(process, rounds)[0], expected)
+      planted.assert_same(_run(process, rounds)[0], expected)
 
 
 # ---- local noise -------------------------------------------------------------
@@ -271,7 +267,7 @@ def test_local_noise_is_of_each_client():
   one = noise(update, tf.constant([1, 2]))
   again = noise(update, tf.constant([1, 2]))
   other = noise(update, tf.constant([1, 3]))
-  _assert_equal(one, again)
+  planted.assert_same(one, again)
   looks = stats.kstest(one['a'] / 3.0, 'norm')
   assert looks.pvalue > _CHANCE
   assert abs(np.corrcoef(one['a'], other['a'])[0, 1]) < 7.0 / np.sqrt(_SIZE)

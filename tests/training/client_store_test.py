@@ -140,6 +140,13 @@ def as_bytes(states: Any) -> list[list[bytes]]:
   ]
 
 
+def opened(folder: Any, **options: Any) -> Any:
+  """A context that closes a store of small states."""
+  return contextlib.closing(
+    ClientStore(initialize_small, folder=folder, **options)
+  )
+
+
 def round_of(store: ClientStore, *numbers: int) -> None:
   """Some clients take part."""
   ids = names(*numbers)
@@ -416,9 +423,7 @@ def test_a_save_that_is_cut_short_never_was(folder, tmp_path, monkeypatch):
   for left in (copy, folder):
     if left == folder:
       store.close()
-    with contextlib.closing(
-      ClientStore(initialize_small, folder=left, writable=False)
-    ) as reader:
+    with opened(left, writable=False) as reader:
       assert reader.rounds == [1]
       assert set(values(reader, *range(3000))) == {1.0}
 
@@ -459,9 +464,7 @@ def test_sigkill_at_any_moment_leaves_a_whole_round(tmp_path):
       program.send_signal(signal.SIGKILL)
       told += [int(line) for line in program.stdout]
       assert program.wait() == -signal.SIGKILL
-    with contextlib.closing(
-      ClientStore(initialize_small, folder=folder)
-    ) as store:
+    with opened(folder) as store:
       assert store.rounds[-1] in (told[-1], told[-1] + 1)
       assert set(values(store, *range(2000))) == {store.rounds[-1]}
       # As the server would, if its checkpoint had not appeared.
@@ -567,16 +570,16 @@ def test_a_store_of_another_type_is_refused(path):
 def test_a_store_of_another_seed_is_refused(path):
   with pytest.raises(ClientStoreError, match='has the seed 5, here it is 6'):
     ClientStore(initialize_small, seed=6, folder=path.parent)
-  store = ClientStore(initialize_small, folder=path.parent)
-  assert store.seed == 5
-  store.close()
+  with opened(path.parent) as store:
+    assert store.seed == 5
 
 
 def test_an_old_copy_is_refused(path):
-  store = ClientStore(initialize_small, folder=path.parent)
-  with pytest.raises(ClientStoreError, match=r'round 8, .* rounds \[1\] only'):
+  with (
+    opened(path.parent) as store,
+    pytest.raises(ClientStoreError, match=r'round 8, .* rounds \[1\] only'),
+  ):
     store.go_back_to(8)
-  store.close()
 
 
 def _run_sql(path: pathlib.Path, *statements: str) -> None:
@@ -610,9 +613,7 @@ def _run_sql(path: pathlib.Path, *statements: str) -> None:
 def test_what_is_altered_is_refused(path, statement, problem, writable):
   _run_sql(path, statement)
   with pytest.raises(ClientStoreError, match=problem) as caught:
-    with contextlib.closing(
-      ClientStore(initialize_small, folder=path.parent, writable=writable)
-    ) as store:
+    with opened(path.parent, writable=writable) as store:
       store.read(names(*range(1000)))
   assert str(path) in str(caught.value)
 

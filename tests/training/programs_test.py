@@ -1,6 +1,7 @@
 """Laws of programs: a run is a function of its arguments, whatever happens."""
 
 import asyncio
+from collections.abc import Callable
 import json
 import math
 import os
@@ -62,13 +63,16 @@ def fixture_plain():
   return _world()
 
 
+_STATEFUL: dict[str, Any] = {
+  'aggregation': Aggregation(tff.learning.robust_aggregator()),
+  'server_optimizer': tff.learning.optimizers.build_adam(0.1),
+}
+
+
 @pytest.fixture(scope='module', name='world')
 def fixture_world():
   """A process of which every part has a state that changes in each round."""
-  return _world(
-    aggregation=Aggregation(tff.learning.robust_aggregator()),
-    server_optimizer=tff.learning.optimizers.build_adam(0.1),
-  )
+  return _world(**_STATEFUL)
 
 
 @pytest.fixture(scope='module', name='whole')
@@ -109,10 +113,8 @@ def test_a_run_may_start_inside_a_running_loop(world, whole, tmp_path):
 @pytest.mark.slow
 def test_what_a_run_writes(whole):
   result, folder = whole
-  assert sorted(p.name for p in folder.iterdir()) == [
-    'checkpoints',
-    'metrics.csv',
-  ]
+  left = sorted(path.name for path in folder.iterdir())
+  assert left == ['checkpoints', 'metrics.csv']
   rows = repeatable_rows(folder)
   assert [row['round'] for row in rows] == list('1234567')
   header = (folder / 'metrics.csv').read_text().splitlines()[0].split(',')
@@ -224,49 +226,25 @@ def test_another_process_is_refused(plain, world, tmp_path):
   plain.train(output_dir=tmp_path, rounds=3)
 
 
-def _slower(world: small_runs.World) -> small_runs.World:
-  """The same process with another learning rate, of the same shapes."""
-  slower = _world(
-    aggregation=Aggregation(tff.learning.robust_aggregator()),
-    server_optimizer=tff.learning.optimizers.build_adam(0.1),
-    update_epochs=2,
-  )
-  slower.clients, slower.validation = world.clients, world.validation
-  return slower
+def _others(*given: Any) -> Callable[[small_runs.World], dict[str, Any]]:
+  """Training with other clients."""
+  return lambda world: {
+    'clients': small_runs.pack(world.process.example_spec, *given)
+  }
 
 
 @pytest.mark.parametrize(
   ('settings', 'expected'),
   [
-    (lambda world: {'seed': 1}, 'seed was 0 and is now 1'),
+    (lambda _: {'seed': 1}, 'seed was 0 and is now 1'),
     (
-      lambda world: {'select': programs.Selection('mae')},
+      lambda _: {'select': programs.Selection('mae')},
       "select was Selection.metric='loss'",
     ),
-    (
-      lambda world: {
-        'clients': small_runs.pack(world.process.example_spec, 'train', 11)
-      },
-      'clients: they were 12 clients and are now 11 clients',
-    ),
-    (
-      lambda world: {
-        'clients': small_runs.pack(world.process.example_spec, 'others', 12)
-      },
-      'clients: they are as many, but have other ids',
-    ),
-    (
-      lambda world: {
-        'clients': small_runs.pack(
-          world.process.example_spec, 'train', 12, scale=1.01
-        )
-      },
-      "the clients' examples are others",
-    ),
-    (
-      lambda world: {'validation': None},
-      'validation evaluation: there is none',
-    ),
+    (_others('train', 11), 'they were 12 clients and are now 11 clients'),
+    (_others('others', 12), 'clients: they are as many, but have other ids'),
+    (_others('train', 12, 1.01), "the clients' examples are others"),
+    (lambda _: {'validation': None}, 'validation evaluation: there is none'),
   ],
 )
 def test_another_run_is_refused_and_what_differs_is_named(
@@ -276,7 +254,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
   copy = tmp_path / 'copy'
   shutil.copytree(folder, copy)
   before = files(copy)
-  with pytest.raises(programs.ProgramError, match=expected) as caught:
+  with pytest.raises(ProgramError, match=expected) as caught:
     world.train(output_dir=copy, rounds=9, **settings(world))
   assert str(copy) in str(caught.value)
   assert files(copy) == before
@@ -285,14 +263,15 @@ def test_another_run_is_refused_and_what_differs_is_named(
 @pytest.mark.slow
 def test_another_process_of_the_same_shapes_is_refused(world, whole):
   _, folder = whole
-  slower = _slower(world)
+  # With more epochs.
+  slower = _world(**_STATEFUL, update_epochs=2)
+  slower.clients, slower.validation = world.clients, world.validation
   for attempt in (
     lambda: slower.train(output_dir=folder),
     lambda: programs.load(slower.process, folder),
   ):
     with pytest.raises(
-      programs.ProgramError,
-      match='the process .algorithm.*: it is another one',
+      ProgramError, match='the process .algorithm.*: it is an'
     ):
       attempt()
 
@@ -377,9 +356,8 @@ def test_rounds_without_clients_leave_the_weights_alone(plain, tmp_path):
   ]
   weights = [small_runs.flat(result.weights) for result in results]
   assert weights[0] == weights[1] == weights[2] != weights[3]
-  assert [row['num_clients'] for row in repeatable_rows(tmp_path)] == list(
-    '1001'
-  )
+  rows = repeatable_rows(tmp_path)
+  assert ''.join(row['num_clients'] for row in rows) == '1001'
   assert not any(result.diverged for result in results)
 
 
@@ -403,13 +381,11 @@ def test_the_best_round_is_kept(world, tmp_path, metric, higher_is_better):
   choose = max if higher_is_better else min
   assert result.best_round == choose(measured, key=measured.__getitem__)
   assert result.best_validation[metric] == measured[result.best_round]
-  assert (
-    programs.evaluate(world.validation, result.best_weights)
-    == result.best_validation
-  )
-  assert (
-    programs.evaluate(world.validation, result.weights) == result.validation
-  )
+  for weights, expected in (
+    (result.best_weights, result.best_validation),
+    (result.weights, result.validation),
+  ):
+    assert programs.evaluate(world.validation, weights) == expected
   until = world.train(rounds=result.best_round)
   assert small_runs.flat(until.weights) == small_runs.flat(result.best_weights)
 
@@ -492,26 +468,25 @@ def test_when_a_round_has_diverged(loss, lost, first, expected):
   assert programs.StoppingRule().has_diverged(train, first, 10) == expected
 
 
-def test_a_tiny_first_loss_is_no_measure():
-  """Clients that begin by fitting a head have next to none in round one."""
+@pytest.mark.parametrize(
+  ('losses', 'sizes', 'first'),
+  [
+    # Clients that begin by fitting a head have next to none in round one.
+    ((0.1, 2.0, 1.0, 0.9, 6.5, 6.5, 6.5), (9,) * 7, 2.0),
+    # With Poisson sampling the first cohorts may be empty.
+    ((1.0, 2.0, 3.0, 4.0), (0, 0, 9, 9), 3.0),
+  ],
+)
+def test_what_the_first_loss_is(losses, sizes, first):
   state = run_state.Run.__new__(run_state.Run)
   state.notes, stop = run_state.Notes(), programs.StoppingRule(rounds=3)
-  for state.round, loss in enumerate((0.1, 2.0, 1.0, 0.9, 6.5, 6.5, 6.5), 1):
-    state.note_training(
-      {'loss': loss, 'num_not_finite': 0, 'num_clients': 9}, 9, stop
-    )
+  metrics = {'num_not_finite': 0, 'num_clients': 9}
+  for state.round, loss in enumerate(losses, 1):
+    size = sizes[state.round - 1]
+    state.note_training({'loss': loss, **metrics}, size, stop)
+    # The last three of the first run are more than thrice as large.
     assert state.is_over(9, stop) == (state.round == 7)
-  assert state.notes.first_loss == 2.0
-
-
-def test_the_first_loss_may_come_late():
-  """With Poisson sampling the first cohorts may be empty."""
-  state = run_state.Run.__new__(run_state.Run)
-  state.notes, stop = run_state.Notes(), programs.StoppingRule(rounds=2)
-  metrics = {'loss': 1.0, 'num_not_finite': 0, 'num_clients': 9}
-  for state.round, size in enumerate((0, 0, 9, 9), 1):
-    state.note_training({**metrics, 'loss': float(state.round)}, size, stop)
-  assert state.notes.first_loss == 3.0
+  assert state.notes.first_loss == first
 
 
 class _Changing(small_runs.Spy):
@@ -664,10 +639,9 @@ def test_a_trained_run_can_be_loaded(world, whole):
   saved = programs.load(world.process, folder)
   assert saved.rounds == result.rounds
   assert saved.best_round == result.best_round
-  assert small_runs.flat(saved.last_weights) == small_runs.flat(result.weights)
-  assert small_runs.flat(saved.best_weights) == small_runs.flat(
-    result.best_weights
-  )
+  flat = small_runs.flat
+  assert flat(saved.last_weights) == flat(result.weights)
+  assert flat(saved.best_weights) == flat(result.best_weights)
   assert isinstance(saved.last_weights, tff.learning.models.ModelWeights)
 
 
@@ -750,9 +724,8 @@ def test_a_callback_ends_a_run_as_its_last_round_would(world, tmp_path, at):
   ended = world.train(output_dir=tmp_path / 'ended', callbacks=[_ends_at(at)])
   small_runs.assert_same(ended, short)
   assert (ended.ended_by, short.ended_by) == ('enough', None)
-  assert repeatable_rows(tmp_path / 'ended') == repeatable_rows(
-    tmp_path / 'short'
-  )
+  one, other = (repeatable_rows(tmp_path / name) for name in ('ended', 'short'))
+  assert one == other
 
 
 @pytest.mark.slow
@@ -813,10 +786,8 @@ def test_a_process_and_a_result_fit_on_a_screen(world, whole):
   result, folder = whole
   first, second, *_ = repr(world.process).splitlines()
   assert first == 'PartialProcess: clients send global and remember nothing'
-  assert (
-    second
-    == '  PartialModel with the loss MeanSquaredError and the metrics mae'
-  )
+  shown = 'PartialModel with the loss MeanSquaredError and the metrics mae'
+  assert second == f'  {shown}'
   first, *lines = repr(result).splitlines()
   assert first.startswith('TrainingResult after 7 rounds in ')
   assert [line.split(':')[0].strip() for line in lines] == [

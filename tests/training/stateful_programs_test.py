@@ -127,10 +127,9 @@ def test_a_spoilt_round_is_not_remembered(world):
   result = world.train(clients=diverging, rounds=2, validation=None)
   assert result.train['num_not_finite'] == 4
   new = client_store.ClientStore(world.process.initialize_client, seed=0)
-  ids = diverging.client_ids
-  assert small_runs.flat(
-    list(result.client_store.read(ids))
-  ) == small_runs.flat(list(new.read(ids)))
+  stores = (result.client_store, new)
+  one, other = (list(store.read(diverging.client_ids)) for store in stores)
+  assert small_runs.flat(one) == small_runs.flat(other)
 
 
 # ---- a run that is killed goes on --------------------------------------------
@@ -138,14 +137,10 @@ def test_a_spoilt_round_is_not_remembered(world):
 
 def test_what_a_run_leaves(whole):
   result, folder = whole
-  assert sorted(path.name for path in folder.iterdir()) == [
-    'checkpoints',
-    'clients',
-    'metrics.csv',
-  ]
-  assert [p.name for p in (folder / 'clients').iterdir()] == [
-    sqlite_backend.FILE
-  ]
+  left = sorted(path.name for path in folder.iterdir())
+  assert left == ['checkpoints', 'clients', 'metrics.csv']
+  (kept,) = (folder / 'clients').iterdir()
+  assert kept.name == sqlite_backend.FILE
   assert result.client_store.rounds == [3, 6, 7]
 
 
@@ -263,9 +258,8 @@ def test_a_deleted_client_does_not_come_back(world, tmp_path):
     sampling.client_seeds([gone], 0, 'first state')[0]
   )
   assert small_runs.flat(states[ids.index(gone)]) == small_runs.flat(first)
-  assert small_runs.flat(list(store.read([stays]))) == small_runs.flat(
-    list(before.read([stays]))
-  )
+  now, then = (list(kept.read([stays])) for kept in (store, before))
+  assert small_runs.flat(now) == small_runs.flat(then)
   store.close()
 
 
@@ -310,7 +304,7 @@ def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
     assert not versions.delete('nobody') and versions.about('deletions') == 1
   before = (tmp_path / 'metrics.csv').read_bytes()
   with pytest.raises(
-    programs.ProgramError, match='after round 3 was saved, and rounds up to 5'
+    ProgramError, match='after round 3 was saved, and rounds up to 5'
   ):
     private.train(**settings)
   assert (tmp_path / 'metrics.csv').read_bytes() == before
@@ -453,7 +447,7 @@ def test_others_are_no_validation_to_go_on_with(world, tmp_path):
   world.train(output_dir=tmp_path, rounds=1)
   new = dataclasses.replace(world.validation, remembering=False)
   with pytest.raises(
-    programs.ProgramError, match='validation remembering was True and is now'
+    ProgramError, match='validation remembering was True and is now'
   ):
     world.train(output_dir=tmp_path, validation=new)
 
@@ -506,7 +500,7 @@ def test_a_store_of_another_run_is_refused(world, tmp_path):
     (client_store.ClientStore(initialize), out, 'in memory, so that the run'),
     (used, None, 'states of round 2'),
   ]:
-    with pytest.raises(programs.ProgramError, match=expected):
+    with pytest.raises(ProgramError, match=expected):
       world.train(client_store=given, output_dir=folder)
   forgetful = composition.compose(
     world.process.model,
@@ -515,7 +509,7 @@ def test_a_store_of_another_run_is_refused(world, tmp_path):
     aggregation=Aggregation(aggregator=tff.aggregators.MeanFactory()),
     server_optimizer=phases.sgd(1.0),
   )
-  with pytest.raises(programs.ProgramError, match='remember nothing'):
+  with pytest.raises(ProgramError, match='remember nothing'):
     programs.train(
       forgetful, world.clients, rounds=1, clients_per_round=1, client_store=used
     )
