@@ -469,17 +469,17 @@ def test_when_a_round_has_diverged(loss, lost, first, expected):
 
 
 @pytest.mark.parametrize(
-  ('losses', 'sizes', 'first'),
+  ('losses', 'sizes', 'patience', 'first'),
   [
     # Clients that begin by fitting a head have next to none in round one.
-    ((0.1, 2.0, 1.0, 0.9, 6.5, 6.5, 6.5), (9,) * 7, 2.0),
+    ((0.1, 2.0, 1.0, 0.9, 6.5, 6.5, 6.5), (9,) * 7, 3, 2.0),
     # With Poisson sampling the first cohorts may be empty.
-    ((1.0, 2.0, 3.0, 4.0), (0, 0, 9, 9), 3.0),
+    ((1.0, 2.0, 3.0, 4.0), (0, 0, 9, 9), 2, 3.0),
   ],
 )
-def test_what_the_first_loss_is(losses, sizes, first):
+def test_what_the_first_loss_is(losses, sizes, patience, first):
   state = run_state.Run.__new__(run_state.Run)
-  state.notes, stop = run_state.Notes(), programs.StoppingRule(rounds=3)
+  state.notes, stop = run_state.Notes(), programs.StoppingRule(rounds=patience)
   metrics = {'num_not_finite': 0, 'num_clients': 9}
   for state.round, loss in enumerate(losses, 1):
     size = sizes[state.round - 1]
