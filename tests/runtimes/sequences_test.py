@@ -10,7 +10,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support.computations import mapped
-from tests.support.computations import summed
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime.cohort import cohort
 from tff_partial.runtimes.values import readers
@@ -243,7 +242,10 @@ def test_clients_see_what_they_see_natively(
 
 
 def test_other_lengths_are_not_compiled_again():
-  total = summed(_add_up, _BATCHES)
+  total = tff.federated_computation(
+    lambda clients: tff.federated_sum(tff.federated_map(_add_up, clients)),
+    _at_clients(_BATCHES),
+  )
   with cohort(strict=True) as context:
     for sizes in ([1, 2], [700], [0], [5, 0, 41]):
       clients = [_count(size, 1 + size % 7) for size in sizes]
