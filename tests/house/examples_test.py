@@ -49,10 +49,8 @@ def test_numbers_are_arrays_of_one_number_where_these_are_asked_for():
 
 
 def _with(**fields) -> dict[str, dict]:
-  return {
-    **small_clients.clients(),
-    'bad': {**small_clients.fields(2), **fields},
-  }
+  bad = {**small_clients.fields(2), **fields}
+  return {**small_clients.clients(), 'bad': bad}
 
 
 @pytest.mark.parametrize(
@@ -120,9 +118,8 @@ def test_bad_structures_are_refused(value, message):
     y=tf.TensorSpec([], tf.float32),
     weight=examples.WEIGHT_SPEC,
   )
-  with pytest.raises(
-    examples.ClientDataError, match=f"Client 'bad'.*{message}"
-  ):
+  said = f"Client 'bad'.*{message}"
+  with pytest.raises(examples.ClientDataError, match=said):
     packing.pack({'bad': {'x': value, 'y': [0.0, 1.0]}}, spec)
 
 

@@ -131,11 +131,8 @@ def test_no_address_of_a_machine_or_an_index():
 @pytest.mark.parametrize(
   'text',
   [
-    'python=/root/.venv/bin/python',
-    '(/work/data)',
-    '"/home/ada/data"',
-    'https://pypi.org/simple',
-    'https://files.pythonhosted.org/x.whl',
+    *('python=/root/.venv/bin/python', '(/work/data)', '"/home/ada/data"'),
+    *('https://pypi.org/simple', 'https://files.pythonhosted.org/x.whl'),
     'pip install --extra-index-url https://example.org',
   ],
 )

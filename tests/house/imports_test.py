@@ -4,18 +4,19 @@ import ast
 import collections
 from collections.abc import Callable, Collection, Iterator
 import functools
+import graphlib
 import importlib.metadata
 import itertools
 import pathlib
 import re
 import sys
-import textwrap
 import tomllib
 from typing import NamedTuple
 
 from packaging import requirements
 import pytest
 
+from tests.support.sources import dotted_names
 from tests.support.sources import files_of
 from tests.support.sources import parsed
 from tests.support.sources import ROOT
@@ -23,64 +24,23 @@ from tests.support.sources import ROOT
 # A module of a floor may import those of its own floor and of the floors below.
 # A name that ends in `.*` places all modules of a folder, with its `__init__`.
 FLOORS = {
-  'ground': (
-    '_environment.*',
-    'arguments.*',
-    'client.client_batches',
-    'client.client_metrics',
-    'client.client_steps',
-    'client.descent',
-    'client.exact_solves',
-    'client.local_training',
-    'client.optimizer_slots',
-    'client.work',
-    'clustering.*',
-    'contexts',
-    'data.*',
-    'errors',
-    'groups',
-    'layers',
-    'model.*',
-    'phases',
-    'random_bits',
-    'solvers.*',
-    'sparse.*',
-    'templates.implicit_factors',
-    'templates.private_items',
-    'templates.rating_posteriors',
-    'templates.server_optimizers',
-    'terms',
-    'tiers',
-  ),
-  'first': (
-    'aggregators',
-    'assignments',
-    'client.client_work',
-    'client_state',
-    'composition',
-    'dp.*',
-    'drafts.*',
-    'evaluation',
-    'exchange.*',
-    'joins.*',
-    'learning_process',
-    'processes',
-    'runtimes.*',
-    'client_statistics',
-    'templates.assigned_training',
-    'templates.partial_training',
-    'templates.private_ratings',
-    'templates.rating_intervals',
-    'templates.ranking',
-  ),
-  'top': (
-    '__init__',
-    'algorithms.*',
-    'analysis.*',
-    'checks.*',
-    'exporting.*',
-    'training.*',
-  ),
+  'ground': """
+    _environment.* arguments.* client.client_batches client.client_metrics
+    client.client_steps client.descent client.exact_solves client.local_training
+    client.optimizer_slots client.work clustering.* contexts data.* errors
+    groups layers model.* phases random_bits solvers.* sparse.*
+    templates.implicit_factors templates.private_items
+    templates.rating_posteriors templates.server_optimizers terms tiers
+  """.split(),
+  'first': """
+    aggregators assignments client.client_work client_state composition dp.*
+    drafts.* evaluation exchange.* joins.* learning_process processes runtimes.*
+    client_statistics templates.assigned_training templates.partial_training
+    templates.private_ratings templates.rating_intervals templates.ranking
+  """.split(),
+  'top': """
+    __init__ algorithms.* analysis.* checks.* exporting.* training.*
+  """.split(),
 }
 HEIGHTS = {floor: height for height, floor in enumerate(FLOORS)}
 
@@ -146,21 +106,6 @@ def imports_of(tree: ast.Module, modules: Collection[str]) -> set[Import]:
   return found
 
 
-def dotted_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-  """All chains of attributes that start at a name, each in full, with lines."""
-  inner = {
-    id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-  }
-  for node in ast.walk(tree):
-    if isinstance(node, ast.Attribute) and id(node) not in inner:
-      parts, start = [], node
-      while isinstance(start, ast.Attribute):
-        parts.append(start.attr)
-        start = start.value
-      if isinstance(start, ast.Name):
-        yield node.lineno, '.'.join([start.id, *reversed(parts)])
-
-
 def floor_of(module: str) -> str | None:
   """The floor of a module of the library, or None if it has no place."""
   name = module.removeprefix('tff_partial').removeprefix('.') or '__init__'
@@ -187,13 +132,8 @@ def complain(offences: list[str]) -> None:
 
 
 def test_every_module_has_a_floor():
-  complain(
-    [
-      f'{module} has no floor: place it in FLOORS of {__file__}.'
-      for module in LIBRARY
-      if floor_of(module) is None
-    ]
-  )
+  placeless = [module for module in LIBRARY if floor_of(module) is None]
+  assert not placeless, f'Place {placeless} in FLOORS of {__file__}.'
 
 
 def test_imports_go_downward():
@@ -250,26 +190,6 @@ def test_algorithms_import_no_other_algorithm():
   )
 
 
-def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
-  """The sets of nodes that reach each other."""
-
-  def reached(start: str) -> set[str]:
-    found, pending = set(), [start]
-    while pending:
-      for node in arrows.get(pending.pop(), set()) - found:
-        found.add(node)
-        pending.append(node)
-    return found
-
-  below = {node: reached(node) for node in arrows}
-  found = {
-    frozenset(other for other in below[node] if node in below.get(other, ()))
-    for node in arrows
-    if node in below[node]
-  }
-  return [set(circle) for circle in found]
-
-
 @functools.cache
 def room_of(module: str) -> str:
   """The folder of a module; a module next to folders is a room of its own."""
@@ -295,18 +215,13 @@ def arrows_of(
 PRODUCT = ('baselines', 'tasks', 'tff_partial')
 
 
-def test_no_circle_of_modules():
-  assert not circles(arrows_of(str, *PRODUCT))
-
-
-def test_no_circle_of_rooms():
-  arrows = arrows_of(room_of, *PRODUCT)
-  assert not circles({room: below - {room} for room, below in arrows.items()})
-
-
-def test_circles_are_found():
-  assert circles({'a': {'b'}, 'b': {'c'}, 'c': {'b'}}) == [{'b', 'c'}]
-  assert not circles({'a': {'b', 'c'}, 'b': {'c'}, 'c': set()})
+@pytest.mark.parametrize('name', [str, room_of], ids=['modules', 'rooms'])
+def test_imports_make_no_circle(name):
+  arrows = arrows_of(name, *PRODUCT)
+  if name is room_of:  # Modules of a room may import one another.
+    arrows = {room: below - {room} for room, below in arrows.items()}
+  # Raises an error that names the circle.
+  graphlib.TopologicalSorter(arrows).prepare()
 
 
 def test_ground_floor_takes_little_of_tff():
@@ -353,15 +268,12 @@ def normalised(distribution: str) -> str:
 
 def declared() -> tuple[set[str], set[str]]:
   """The distributions that the wheel requires, and those of its extras."""
-  project = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))[
-    'project'
-  ]
+  text = (ROOT / 'pyproject.toml').read_text('utf-8')
+  project = tomllib.loads(text)['project']
+  extras = itertools.chain(*project['optional-dependencies'].values())
   always, extra = (
     {normalised(requirements.Requirement(line).name) for line in lines}
-    for lines in (
-      project['dependencies'],
-      [*itertools.chain(*project['optional-dependencies'].values())],
-    )
+    for lines in (project['dependencies'], extras)
   )
   return always, extra
 
@@ -401,9 +313,8 @@ def test_wheel_declares_what_it_imports():
           f'{path}:{line}: {imported} is not among the dependencies of '
           'pyproject.toml.'
         )
-  for name in (always | extra) - used:
-    offences.append(f'pyproject.toml: no module imports {name}.')
-  complain(offences)
+  unused = (always | extra) - used
+  complain([*offences, *(f'no module imports {name}.' for name in unused)])
 
 
 def test_nothing_loads_the_analysis_unasked():
@@ -419,23 +330,16 @@ def test_nothing_loads_the_analysis_unasked():
   )
 
 
-def parse(code: str) -> ast.Module:
-  return ast.parse(textwrap.dedent(code))
-
-
 def test_imports_are_found_wherever_they_are():
-  tree = parse("""
-      from typing import TYPE_CHECKING
-      from tff_partial import groups, train
-      if TYPE_CHECKING:
-        import tff_partial.phases
-      def load():
-        from tff_partial.algorithms import fed_recon
-  """)
-  modules = {
-    'tff_partial.groups': ROOT,
-    'tff_partial.algorithms.fed_recon': ROOT,
-  }
+  tree = ast.parse("""
+from typing import TYPE_CHECKING
+from tff_partial import groups, train
+if TYPE_CHECKING:
+  import tff_partial.phases
+def load():
+  from tff_partial.algorithms import fed_recon
+""")
+  modules = ['tff_partial.groups', 'tff_partial.algorithms.fed_recon']
   assert imports_of(tree, modules) == {
     Import(2, 'typing', True),
     Import(3, 'tff_partial.groups', True),
@@ -446,32 +350,31 @@ def test_imports_are_found_wherever_they_are():
 
 
 @pytest.mark.parametrize(
-  'code',
+  ('code', 'is_private'),
   [
-    'import tensorflow_federated.python.learning',
-    'from tensorflow_federated import python',
-    'from tensorflow_federated.python import learning',
-    'from tensorflow_federated.python.core.impl import types as t',
-    'import tensorflow_federated as tff\ntff.python.core',
+    ('import tensorflow_federated.python.learning', True),
+    ('from tensorflow_federated import python', True),
+    ('from tensorflow_federated.python import learning', True),
+    ('from tensorflow_federated.python.core.impl import types as t', True),
+    ('import tensorflow_federated as tff\ntff.python.core', True),
+    ('import tensorflow_federated as tff\ntff.learning.python_', False),
   ],
 )
-def test_private_names_of_tff_are_found(code):
-  assert list(private_tff(parse(code)))
+def test_private_names_of_tff_are_found(code, is_private):
+  assert bool(list(private_tff(ast.parse(code)))) == is_private
 
 
-def test_public_names_of_tff_are_left_alone():
-  assert not list(
-    private_tff(
-      parse('import tensorflow_federated as tff\ntff.learning.python_')
-    )
-  )
-
-
-def test_floors_of_modules():
-  assert floor_of('tff_partial') == 'top'
-  assert floor_of('tff_partial.tiers') == 'ground'
-  assert floor_of('tff_partial.data.splits') == 'ground'
-  assert floor_of('tff_partial.runtimes') == 'first'
-  assert floor_of('tff_partial.runtimes.native_runtime.native') == 'first'
-  assert floor_of('tff_partial.algorithms.fed_recon') == 'top'
-  assert floor_of('tff_partial.nowhere') is None
+@pytest.mark.parametrize(
+  ('module', 'floor'),
+  [
+    ('', 'top'),
+    ('.tiers', 'ground'),
+    ('.data.splits', 'ground'),
+    ('.runtimes', 'first'),
+    ('.runtimes.native_runtime.native', 'first'),
+    ('.algorithms.fed_recon', 'top'),
+    ('.nowhere', None),
+  ],
+)
+def test_floors_of_modules(module, floor):
+  assert floor_of(f'tff_partial{module}') == floor

@@ -1,14 +1,13 @@
 """A new algorithm is three files: its own, and a row in each of two tables."""
 
-import filecmp
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support.commands import python
+from tests.support.commands import ROOT
+
 FOLDERS = ('baselines', 'tasks', 'tests', 'tff_partial', 'tff_partial_programs')
 _BUILDER = '''"""Half steps: FedAvg whose server moves half as far."""
 
@@ -64,20 +63,16 @@ def _insert(path: pathlib.Path, after: str, text: str) -> None:
 
 def _changed(one: pathlib.Path, other: pathlib.Path) -> set[str]:
   """Paths of the files in which `other` differs from `one`."""
-  files = {
-    str(path.relative_to(folder))
+  before, after = (
+    {
+      str(path.relative_to(folder)): path.read_bytes()
+      for name in FOLDERS
+      for path in (folder / name).rglob('*')
+      if path.is_file() and '__pycache__' not in path.parts
+    }
     for folder in (one, other)
-    for name in FOLDERS
-    for path in (folder / name).rglob('*')
-    if path.is_file() and '__pycache__' not in path.parts
-  }
-  return {
-    name
-    for name in files
-    if not (one / name).exists()
-    or not (other / name).exists()
-    or not filecmp.cmp(one / name, other / name, shallow=False)
-  }
+  )
+  return {name for name, _ in before.items() ^ after.items()}
 
 
 @pytest.fixture(name='project', scope='module')
@@ -97,9 +92,7 @@ def fixture_project(tmp_path_factory) -> pathlib.Path:
 
 
 def _run(project: pathlib.Path, *command: str) -> str:
-  done = subprocess.run(
-    [sys.executable, *command], capture_output=True, text=True, cwd=project
-  )
+  done = python(*command, cwd=project)
   assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
   return done.stdout
 

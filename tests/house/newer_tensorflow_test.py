@@ -58,16 +58,15 @@ def test_stand_ins_have_every_name_and_refuse_to_be_used(stood_in):
     Derived()
 
 
+_THUNKS = '--xla_cpu_use_thunk_runtime'
+
+
 @pytest.mark.parametrize(
   ('version', 'before', 'after'),
   [
-    ((2, 20), '', '--xla_cpu_use_thunk_runtime=false'),
-    ((2, 20), '--x=1', '--x=1 --xla_cpu_use_thunk_runtime=false'),
-    (
-      (2, 20),
-      '--xla_cpu_use_thunk_runtime=true',
-      '--xla_cpu_use_thunk_runtime=true',
-    ),
+    ((2, 20), '', f'{_THUNKS}=false'),
+    ((2, 20), '--x=1', f'--x=1 {_THUNKS}=false'),
+    ((2, 20), f'{_THUNKS}=true', f'{_THUNKS}=true'),
     ((2, 21), '', ''),  # Where it makes no difference.
   ],
 )
@@ -113,10 +112,8 @@ def test_nothing_happens_beside_the_tensorflow_of_tff():
 def test_keras_3_in_use_is_told_what_to_do():
   done = run('import tensorflow as tf; tf.keras.Model; import tff_partial')
   assert done.returncode == 1
-  assert (
-    'this program has used tf.keras, which is Keras'
-    in done.stderr.replace('\n', ' ').replace('This', 'this')
-  )
+  said = done.stderr.replace('\n', ' ').replace('This', 'this')
+  assert 'this program has used tf.keras, which is Keras' in said
   assert 'export TF_USE_LEGACY_KERAS=1' in done.stderr
 
 
@@ -141,9 +138,8 @@ def test_a_failed_import_of_tff_does_no_harm():
 
 @later
 def test_a_missing_tf_keras_is_named(monkeypatch):
-  monkeypatch.setattr(
-    newer_tensorflow.importlib.util, 'find_spec', lambda name: None
-  )
+  found_by = newer_tensorflow.importlib.util
+  monkeypatch.setattr(found_by, 'find_spec', lambda name: None)
   with pytest.raises(ImportError, match=r"pip install --no-deps 'tf_keras~=2"):
     with newer_tensorflow.adapted():
       pass

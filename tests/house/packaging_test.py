@@ -47,16 +47,13 @@ def wheel(tmp_path_factory) -> pathlib.Path:
   for name in ('LICENSE', 'README.md', 'pyproject.toml', 'setup.py'):
     shutil.copy(ROOT / name, sources)
   # Each of these folders could pass for a package.
+  compiled = shutil.ignore_patterns('__pycache__')
   for name in (
     *('baselines', 'benchmarks', 'tasks', 'tests'),
     *('tff_partial', 'tff_partial_programs'),
   ):
     if (ROOT / name).is_dir():
-      shutil.copytree(
-        ROOT / name,
-        sources / name,
-        ignore=shutil.ignore_patterns('__pycache__'),
-      )
+      shutil.copytree(ROOT / name, sources / name, ignore=compiled)
   wheels = tmp_path_factory.mktemp('wheels')
   run_checked(
     *(sys.executable, '-m', 'pip', 'wheel', '--no-deps'),
@@ -140,9 +137,8 @@ def test_wheel_says_what_it_requires(wheel):
 
 @pytest.mark.slow
 def test_import_without_tff_says_what_to_type(bare_python, tmp_path):
-  done = run(
-    bare_python, '-c', 'import tff_partial', cwd=tmp_path, env=outside()
-  )
+  code = 'import tff_partial'
+  done = run(bare_python, '-c', code, cwd=tmp_path, env=outside())
   assert done.returncode == 1
   assert 'which is not installed here' in done.stderr
   reason = 'jaxlib==0.4.14' if PYTHON == '3.11' else 'it finds 0.1.0'
@@ -173,17 +169,9 @@ def import_beside(fake_tff: str, bare_python, folder: pathlib.Path):
   (package.parent / '__init__.py').touch()
   for name in ('__init__.py', 'require_tff.py', 'newer_tensorflow.py'):
     shutil.copy(ENVIRONMENT / name, package)
-  return run(
-    *(
-      bare_python,
-      '-W',
-      'default',
-      '-c',
-      'import tff_partial._environment.require_tff',
-    ),
-    cwd=folder,
-    env=outside(),
-  )
+  code = 'import tff_partial._environment.require_tff'
+  command = (bare_python, '-W', 'default', '-c', code)
+  return run(*command, cwd=folder, env=outside())
 
 
 @pytest.mark.slow
@@ -213,9 +201,8 @@ warnings.warn('Something else.')
 
 
 def _command(python: pathlib.Path, *arguments: str, **options):
-  return run(
-    python.parent / 'tff-partial', *arguments, env=outside(), **options
-  )
+  command = (python.parent / 'tff-partial', *arguments)
+  return run(*command, **{'env': outside(), **options})
 
 
 @pytest.mark.parametrize('arguments', [(), ('--help',)])
@@ -272,11 +259,7 @@ def test_the_command_runs_a_program_of_the_wheel(bare_python, tmp_path):
   environment['PYTHONPATH'] = os.pathsep.join(
     path for path in sys.path if path.endswith('site-packages')
   )
-  done = run(
-    *(bare_python.parent / 'tff-partial', 'report'),
-    cwd=tmp_path,
-    env=environment,
-  )
+  done = _command(bare_python, 'report', cwd=tmp_path, env=environment)
   assert done.stderr == 'error: --sweep_dir: name a folder of runs.\n'
   assert (done.returncode, done.stdout) == (1, '')
 
@@ -307,24 +290,16 @@ LOCKS = {
   for python in ('3.11', '3.12', '3.13')
 }
 PYTHON = '.'.join(map(str, sys.version_info[:2]))
-all_locks = pytest.mark.parametrize(
-  'lock', list(itertools.chain(*LOCKS.values()))
-)
 
 
-@all_locks
-def test_lock_has_a_version_and_hashes_of_everything(lock):
+@pytest.mark.parametrize('lock', itertools.chain(*LOCKS.values()))
+def test_lock_has_versions_and_hashes_and_no_address(lock):
   text = (REQUIREMENTS / lock).read_text('utf-8')
   entries = re.findall(r'^(?=[^#\s])(?:.*\\\n)*.*', text, re.MULTILINE)
   assert len(entries) > (5 if 'ray' in lock else 50)
   for entry in entries:
     assert re.match(r'[\w.-]+==[\w.+!-]+ \\\n', entry), entry
     assert '--hash=sha256:' in entry, entry
-
-
-@all_locks
-def test_lock_names_no_address(lock):
-  text = (REQUIREMENTS / lock).read_text('utf-8')
   assert '://' not in text
   assert not re.search(r'^\s*--(?!hash)', text, re.MULTILINE)
 
@@ -351,37 +326,23 @@ def test_notebooks_and_docs_change_no_package_of_the_environment(python):
 def test_tff_and_what_computes_epsilons_are_the_same_on_all_pythons(python):
   here, there = (locked_versions(LOCKS[name][0]) for name in ('3.11', python))
   for package in (
-    'tensorflow-federated',
-    'tensorflow-privacy',
-    'dp-accounting',
+    *('tensorflow-federated', 'tensorflow-privacy', 'dp-accounting'),
+    *('ruff', 'mypy'),  # What is clean is clean everywhere.
   ):
     assert here[package] == there[package]
-  for package in ('ruff', 'mypy'):  # What is clean is clean everywhere.
-    assert here[package] == there[package]
 
 
+@pytest.mark.parametrize('python', LOCKS)
 @pytest.mark.parametrize(
-  ('python', 'which', 'sources'),
-  [
-    (python, which, sources)
-    for python in LOCKS
-    for which, sources in enumerate(
-      [
-        ('base.in', 'overrides.txt'),
-        ('notebook.in',),
-        ('docs.in',),
-        ('ray.in',),
-      ]
-    )
-  ],
+  ('which', 'name'),
+  [(0, 'base.in'), (0, 'overrides.txt')]
+  + [(1, 'notebook.in'), (2, 'docs.in'), (3, 'ray.in')],
 )
-def test_lock_follows_its_sources(python, which, sources):
+def test_lock_follows_its_sources(python, which, name):
   lock = LOCKS[python][which]
   locked = locked_versions(lock)
-  for name in sources:
-    for wanted in required(name, python):
-      assert wanted.name in locked, f'make lock: {wanted} is not in {lock}.'
-      assert locked[wanted.name] in wanted.specifier, (
-        f'make lock: {wanted} is asked for in {name}, and '
-        f'{locked[wanted.name]} is in {lock}.'
-      )
+  for wanted in required(name, python):
+    found = locked.get(wanted.name, 'nothing')
+    assert found != 'nothing' and found in wanted.specifier, (
+      f'make lock: {wanted} is asked for in {name}, and {found} is in {lock}.'
+    )

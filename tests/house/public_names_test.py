@@ -5,19 +5,17 @@ from collections.abc import Iterator
 import importlib
 import inspect
 import json
-import pathlib
 import re
-import subprocess
-import sys
 import tomllib
 import types
 
 import pytest
 
 import baselines
+from tests.support.sources import dotted_names
+from tests.support.sources import ROOT
 import tff_partial
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = (
   'baselines',
   'tff_partial',
@@ -53,33 +51,13 @@ def test_builders_say_what_they_take(package):
     for argument in inspect.signature(
       getattr(package, name)
     ).parameters.values():
-      assert argument.kind is not inspect.Parameter.VAR_KEYWORD, name
-      assert argument.name == 'model' or (
-        argument.kind is inspect.Parameter.KEYWORD_ONLY
-      ), name
+      is_keyword = argument.kind is inspect.Parameter.KEYWORD_ONLY
+      assert argument.name == 'model' or is_keyword, name
 
 
 def test_a_wrong_name_of_a_package_is_refused():
   with pytest.raises(AttributeError, match=r"tff_partial\.dp.*'cliping'"):
     tff_partial.dp.cliping  # noqa: B018
-
-
-@pytest.mark.slow
-def test_the_import_loads_nothing_that_only_figures_need():
-  code = (
-    'import sys, tff_partial; '
-    'print(sorted({name.split(".")[0] for name in sys.modules} & '
-    '{"matplotlib", "optuna", "ray"}), '
-    '[name for name in sys.modules if "partial.analysis." in name])'
-  )
-  done = subprocess.run(
-    [sys.executable, '-c', code],
-    capture_output=True,
-    text=True,
-    check=True,
-    cwd=ROOT,
-  )
-  assert done.stdout == '[] []\n'
 
 
 # ---- what the pages name -----------------------------------------------------
@@ -101,12 +79,8 @@ def _sources() -> Iterator[tuple[str, str, bool]]:
     cells = json.loads(path.read_text('utf-8'))['cells']
     for cell in cells:
       text = ''.join(cell['source'])
-      where = str(path.relative_to(ROOT))
-      yield (
-        where,
-        re.sub(r'^[%!].*', '', text, flags=re.M),
-        (cell['cell_type'] == 'code'),
-      )
+      text = re.sub(r'^[%!].*', '', text, flags=re.M)
+      yield str(path.relative_to(ROOT)), text, cell['cell_type'] == 'code'
   for path in sorted((ROOT / 'examples').glob('*.py')):
     yield str(path.relative_to(ROOT)), path.read_text('utf-8'), True
 
@@ -116,23 +90,19 @@ def _chains(code: str) -> set[str]:
   tree = ast.parse(code)
   known, found = {}, set()
   for node in ast.walk(tree):
-    if isinstance(node, ast.Import):
+    if isinstance(node, ast.Import | ast.ImportFrom):
+      prefix = f'{node.module}.' if isinstance(node, ast.ImportFrom) else ''
       for alias in node.names:
-        found.add(alias.name)
-        known[alias.asname or alias.name.split('.')[0]] = (
-          alias.name if alias.asname else alias.name.split('.')[0]
+        found.add(whole := prefix + alias.name)
+        # `import a.b` makes `a` known, and all other forms what they name.
+        first = alias.name.split('.')[0]
+        known[alias.asname or first] = (
+          whole if alias.asname or prefix else first
         )
-    elif isinstance(node, ast.ImportFrom):
-      for alias in node.names:
-        found.add(f'{node.module}.{alias.name}')
-        known[alias.asname or alias.name] = f'{node.module}.{alias.name}'
-  for node in ast.walk(tree):
-    parts, start = [], node
-    while isinstance(start, ast.Attribute):
-      parts.append(start.attr)
-      start = start.value
-    if parts and isinstance(start, ast.Name) and start.id in known:
-      found.add('.'.join([known[start.id], *reversed(parts)]))
+  for _, name in dotted_names(tree):
+    first, _, rest = name.partition('.')
+    if first in known:
+      found.add(f'{known[first]}.{rest}')
   return {name for name in found if name.split('.')[0] in ROOTS}
 
 

@@ -1,8 +1,6 @@
 """What TensorFlow says of itself stays out of the output; all else is said."""
 
 import logging
-import subprocess
-import sys
 
 import pytest
 
@@ -31,14 +29,9 @@ with tff_partial.runtimes.cohort(jit=False):
 
 @pytest.mark.slow
 def test_a_program_of_a_user_prints_nothing_but_its_own(tmp_path):
-  done = subprocess.run(
-    [sys.executable, '-c', _TRAIN, str(tmp_path)],
-    capture_output=True,
-    text=True,
-    cwd=commands.ROOT,
-    # As a user has it.
-    env=commands.environment(TF_CPP_MIN_LOG_LEVEL=None),
-    check=True,
+  as_of_a_user = commands.environment(TF_CPP_MIN_LOG_LEVEL=None)
+  done = commands.python(
+    '-c', _TRAIN, str(tmp_path), env=as_of_a_user, check=True
   )
   assert done.stdout == ''
   # Once for each handler.

@@ -7,6 +7,7 @@ import csv
 import functools
 import importlib
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import uuid
 
 from absl import app
@@ -23,15 +24,7 @@ from absl import logging
 from absl.testing import flagsaver
 import psutil
 
-from tasks import audit
-from tasks import clients
-from tasks import evaluate
-from tasks import export
-from tasks import new_users
-from tasks import report
 from tasks import sweep
-from tasks import train
-from tasks import users
 from tasks.experiment.command_line import arguments as arguments_lib
 from tasks.experiment.command_line import flags as options_lib
 
@@ -84,17 +77,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
     name: Of the binary.
     *arguments: The command line.
   """
-  programs = {
-    'audit': audit,
-    'clients': clients,
-    'evaluate': evaluate,
-    'export': export,
-    'new_users': new_users,
-    'report': report,
-    'sweep': sweep,
-    'train': train,
-    'users': users,
-  }
+  program = importlib.import_module(f'tasks.{name}').PROGRAM
   output, errors = io.StringIO(), io.StringIO()
   before, verbosity = sys.argv, logging.get_verbosity()
   sys.argv = [f'tasks/{name}.py', *arguments]
@@ -107,7 +90,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
       ):
-        programs[name].PROGRAM.run()
+        program.run()
     except SystemExit as end:
       status = int(end.code or 0)
     finally:
@@ -151,6 +134,16 @@ def files(folder: pathlib.Path) -> dict[str, bytes]:
     for path in sorted(folder.rglob('*'))
     if path.is_file()
   }
+
+
+def python(
+  *arguments: str, cwd: pathlib.Path = ROOT, **options: Any
+) -> subprocess.CompletedProcess[str]:
+  """Runs this Python with arguments, and keeps what it prints."""
+  command = [sys.executable, *arguments]
+  return subprocess.run(
+    command, cwd=cwd, capture_output=True, text=True, **options
+  )
 
 
 def environment(**changes: str | None) -> dict[str, str]:
@@ -259,6 +252,16 @@ def is_for_users(outcome: Outcome, *expected: str) -> None:
   assert message.startswith(('error: ', 'FATAL Flags')), message
   for text in expected:
     assert text in message, f'{text!r} is not in: {message}'
+
+
+def result(folder: pathlib.Path) -> dict[str, Any]:
+  """The result of a run, which every reader of JSON must take."""
+
+  def refuse(constant: str) -> None:
+    raise AssertionError(f'{constant} is not JSON')
+
+  text = (folder / 'result.json').read_text()
+  return json.loads(text, parse_constant=refuse)
 
 
 def repeatable_rows(folder: pathlib.Path) -> list[dict[str, str]]:
