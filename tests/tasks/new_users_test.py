@@ -6,14 +6,9 @@ import pytest
 from tests.support import commands
 
 _DOCUMENTS = (
-  '--task=subreddit',
-  '--algorithm=furl',
-  '--held_out_share=0.3',
-  '--set=num_support=2',
-  '--set=num_reserved=5',
-  *commands.TINY_DOCUMENTS,
-  '--clients_per_round=16',
-  '--jit=false',
+  *('--task=subreddit', '--algorithm=furl', '--held_out_share=0.3'),
+  *('--set=num_support=2', '--set=num_reserved=5', *commands.TINY_DOCUMENTS),
+  *('--clients_per_round=16', '--jit=false'),
   '--evaluation_reconstruction_learning_rate=2.0',
 )
 _RATINGS = ('--data=synthetic', '--clients_per_round=5', '--jit=false')
@@ -42,9 +37,8 @@ def fixture_folders(tmp_path_factory) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_authors_are_measured_beside_who_knows_labels_alone(folders):
-  commands.run_well(
-    'new_users', folders['documents'], '--support=0,1,5', '--after=5'
-  )
+  flags = folders['documents'], '--support=0,1,5', '--after=5'
+  commands.run_well('new_users', *flags)
   folder = folders['documents'].partition('=')[2]
   frame = pd.read_csv(f'{folder}/new_users.csv')
   assert (commands.ROOT / folder / 'new_users.png').stat().st_size > 10_000
@@ -67,10 +61,7 @@ def test_the_users_of_the_test_are_measured(folders):
   outcome = commands.run_well('new_users', folders['ratings'], '--support=0,4')
   assert outcome.output.split()[:5] == ['support', '0', '4', 'who', 'unseen']
   assert 'unseen, support_mean' in outcome.output
-
-
-@pytest.mark.slow
-def test_new_users_are_told_what_the_server_knows(folders):
+  # They are told what the server knows.
   outcome = commands.run_well('new_users', folders['prototypes'], '--support=2')
   assert 'unseen' in outcome.output
 

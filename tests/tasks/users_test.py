@@ -13,14 +13,12 @@ _DOCUMENTS = (
   '--update_steps=2',
 )
 _DIGITS = (
-  '--task=mnist_preference',
-  '--data=synthetic',
-  '--users=40',
-  '--preference_embedding_size=8',
-  '--clients_per_round=12',
-  '--jit=false',
+  *('--task=mnist_preference', '--data=synthetic', '--users=40'),
+  *('--preference_embedding_size=8', '--clients_per_round=12', '--jit=false'),
 )
+_PROTOTYPE = ('--algorithm=fed_embed_prototype', '--triplet_steps=40')
 _SHORT = ('--rounds=2', '--evaluate_every=2')
+_BESIDE = {'server': 'federated', 'embeddings': 'prototype'}
 
 
 @pytest.fixture(scope='module', name='runs')
@@ -33,11 +31,7 @@ def fixture_runs(tmp_path_factory) -> dict[str, commands.Outcome]:
     'federated': _DOCUMENTS,
     'server': (*_DOCUMENTS, *table),
     'alone': (*_DOCUMENTS, *table, '--user_form=nobody'),
-    'prototype': (
-      *_DIGITS,
-      '--algorithm=fed_embed_prototype',
-      '--triplet_steps=40',
-    ),
+    'prototype': (*_DIGITS, *_PROTOTYPE),
     'embeddings': (*_DIGITS, '--algorithm=fed_sim'),
     'personal': (*_DIGITS, '--algorithm=fed_embed_personal'),
     'heads': (*_DIGITS, '--algorithm=fed_rep', '--preference_embedding_size=0'),
@@ -45,7 +39,7 @@ def fixture_runs(tmp_path_factory) -> dict[str, commands.Outcome]:
   }.items():
     output = f'--output_dir={folder / name}'
     commands.run_well('train', *options, *_SHORT, output)
-    beside = {'server': 'federated', 'embeddings': 'prototype'}.get(name)
+    beside = _BESIDE.get(name)
     others = [f'--beside={folder / beside}'] if beside else []
     drawn[name] = commands.run_here('users', output, *others)
   drawn['folder'] = folder
@@ -55,10 +49,7 @@ def fixture_runs(tmp_path_factory) -> dict[str, commands.Outcome]:
 @pytest.mark.slow
 def test_runs_stand_side_by_side(runs):
   assert runs['federated'].output.startswith('federated: silhouette ')
-  for name, beside in {
-    'server': 'federated',
-    'embeddings': 'prototype',
-  }.items():
+  for name, beside in _BESIDE.items():
     lines = runs[name].output.splitlines()
     assert [line.split(':')[0] for line in lines[:2]] == [name, beside]
     for picture in ('user_map.png', 'user_groups.png'):
@@ -70,9 +61,8 @@ def test_runs_of_one_name_are_told_apart(runs):
   own = runs['folder'] / 'server'
   other = runs['folder'] / 'more' / 'server'
   shutil.copytree(runs['folder'] / 'federated', other)
-  drawn = commands.run_here(
-    'users', f'--output_dir={own}', f'--beside={other}'
-  ).output.splitlines()
+  flags = f'--output_dir={own}', f'--beside={other}'
+  drawn = commands.run_here('users', *flags).output.splitlines()
   assert [line.split(':')[0] for line in drawn[:2]] == [str(own), str(other)]
 
 

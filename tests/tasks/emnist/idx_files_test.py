@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import struct
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -62,12 +63,9 @@ _WHOLE = _idx(_ITEMS)
 def test_damaged_files_are_named(tmp_path, data, expected, packed):
   name = 'images.gz' if packed else 'images'
   (tmp_path / name).write_bytes(gzip.compress(data) if packed else data)
-  with pytest.raises(
-    DataError,
-    match=rf'{name}: no .* file of 2 x 3 x 4 items of uint8 \(.*{expected}',
-  ) as error:
+  said = rf'{name}: no .* file of 2 x 3 x 4 items of uint8 \(.*{expected}'
+  with pytest.raises(DataError, match=f'(?s){said}.*Fetch it again.$'):
     _read(tmp_path)
-  assert str(error.value).endswith('Fetch it again.')
 
 
 # ---- MNIST -------------------------------------------------------------------
@@ -129,9 +127,7 @@ def test_a_folder_must_be_named(folder):
 
 
 def test_missing_files_say_what_to_do(tmp_path):
-  with pytest.raises(
-    DataError, match='train-images-idx3-ubyte: no whole'
-  ) as error:
+  with pytest.raises(DataError, match='images-idx3-ubyte: no whole') as error:
     emnist_images.load_mnist(tmp_path)
   for way in ('--data_dir', 'TFF_PARTIAL_DATA_DIR', '--data=synthetic'):
     assert way in str(error.value)
@@ -173,14 +169,12 @@ def _fake_client_data(*clients: str):
 
 
 def test_federated_emnist_is_read_by_writer(tmp_path):
-  asked = {}
-
-  def load_data(**arguments):
-    asked.update(arguments)
-    return _fake_client_data('anna', 'bert'), _fake_client_data('anna')
-
+  data = _fake_client_data('anna', 'bert'), _fake_client_data('anna')
+  load_data = mock.Mock(return_value=data)
   images = emnist_images.load_federated_emnist(tmp_path, load_data=load_data)
-  assert asked == {'only_digits': True, 'cache_dir': str(tmp_path / 'emnist')}
+  load_data.assert_called_once_with(
+    only_digits=True, cache_dir=str(tmp_path / 'emnist')
+  )
   assert images.writers.tolist() == ['anna'] * 2 + ['bert'] * 2 + ['anna'] * 2
   assert images.is_test.tolist() == [False] * 4 + [True] * 2
   assert images.labels.tolist() == [3, 7] * 3

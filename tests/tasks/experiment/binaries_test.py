@@ -15,6 +15,7 @@ import tensorflow as tf
 from tasks.experiment import from_recipe
 from tests.support import commands
 from tests.support.commands import repeatable_rows
+from tests.support.commands import result as read
 from tests.support.commands import run_here
 from tests.support.commands import run_well
 
@@ -76,23 +77,11 @@ def _meddled(meddle: str, name: str, *arguments: str) -> list[str]:
   return [sys.executable, '-c', code, f'tasks.{name}', *arguments]
 
 
-def _result(folder: pathlib.Path) -> dict[str, Any]:
-  """The result, which must be strict JSON."""
-
-  def refuse(constant: str) -> None:
-    raise AssertionError(f'{constant} is not JSON')
-
-  text = (folder / 'result.json').read_text()
-  return json.loads(text, parse_constant=refuse)
-
-
-def _repeatable(result: dict[str, Any]) -> dict[str, Any]:
-  """A result without what is never the same."""
-  return {
-    name: value
-    for name, value in result.items()
-    if name not in ('seconds', 'peak_rss_mb')
-  }
+def _repeatable(folder: pathlib.Path) -> dict[str, Any]:
+  """The result of a run without what is never the same."""
+  result = read(folder)
+  del result['seconds'], result['peak_rss_mb']
+  return result
 
 
 @pytest.fixture(scope='module', name='trained')
@@ -105,43 +94,29 @@ def fixture_trained():
 
 @pytest.mark.slow
 def test_a_run_leaves_a_result(trained):
-  result = _result(trained.folder)
-  assert result['task'] == 'movielens'
-  assert result['algorithm'] == 'fed_recon'
-  assert (result['seed'], result['rounds']) == (0, 6)
-  assert result['clients_per_round'] == 5
-  assert (result['runtime'], result['jit']) == ('cohort', 'false')
-  assert result['diverged'] is False
+  result = read(trained.folder)
+  run = {'task': 'movielens', 'algorithm': 'fed_recon', 'seed': 0, 'rounds': 6}
+  how = {'clients_per_round': 5, 'runtime': 'cohort', 'jit': 'false'}
+  expected = {**run, **how, 'diverged': False, 'privacy': None}
+  assert result.items() >= expected.items()
   assert result['data']['ratings'] == 35_640
-  assert result['data']['clients'] == {
-    'train': 480,
-    'validation': 60,
-    'test': 60,
-  }
+  clients = {'train': 480, 'validation': 60, 'test': 60}
+  assert result['data']['clients'] == clients
   assert result['validation']['best_round'] == 6
   for measured in (result['validation'], result['test']['unseen']):
     assert measured['num_clients'] == 60
     assert 0 < measured['rmse'] < 5
     assert 0 <= measured['accuracy'] <= 1
     for metric in ('rmse', 'accuracy'):
-      assert set(measured['per_client'][metric]) == {
-        'mean',
-        'std',
-        'p10',
-        'p50',
-        'p90',
-      }
+      said = set(measured['per_client'][metric])
+      assert said == {'mean', 'std', 'p10', 'p50', 'p90'}
   assert set(result['test']) == {'unseen'}
   # Two hundred items with four factors, of four bytes each.
   counted = result['communication']
   assert counted.pop('upload_bytes_by_rows') < 3200
-  assert counted == {
-    'download_parameters': 800,
-    'download_bytes': 3200,
-    'upload_parameters': 800,
-    'upload_bytes': 3200,
-  }
-  assert result['privacy'] is None
+  download = {'download_parameters': 800, 'download_bytes': 3200}
+  upload = {'upload_parameters': 800, 'upload_bytes': 3200}
+  assert counted == {**download, **upload}
   assert set(result['seconds']) >= {'total', 'per_round_median', 'first_round'}
   assert all(seconds > 0 for seconds in result['seconds'].values())
   assert result['peak_rss_mb'] > 100
@@ -149,20 +124,15 @@ def test_a_run_leaves_a_result(trained):
 
 def test_a_run_leaves_records(trained):
   names = {path.name for path in trained.folder.iterdir()}
-  assert names == {
-    'checkpoints',
-    'flags.txt',
-    'metrics.csv',
-    'result.json',
-    'tensorboard',
-  }
+  files = {'flags.txt', 'metrics.csv', 'result.json'}
+  assert names == {'checkpoints', 'tensorboard', *files}
   header = (trained.folder / 'metrics.csv').read_text().splitlines()[0]
   columns = header.split(',')
   assert columns[0] == 'round'
   assert {'loss', 'rmse', 'accuracy', 'seconds_round'} < set(columns)
   rows = repeatable_rows(trained.folder)
   assert [row['round'] for row in rows] == list('123456')
-  result = _result(trained.folder)
+  result = read(trained.folder)
   assert float(rows[-1]['validation_rmse']) == result['validation']['rmse']
   tags, steps = set(), set()
   for path in (trained.folder / 'tensorboard').iterdir():
@@ -170,10 +140,8 @@ def test_a_run_leaves_records(trained):
       tags |= {value.tag for value in event.summary.value}
       steps.add(event.step)
   assert tags >= {
-    'train/rmse',
-    'validation/rmse',
-    'validation_clients/rmse',
-    'test/unseen/rmse',
+    *('train/rmse', 'validation/rmse'),
+    *('validation_clients/rmse', 'test/unseen/rmse'),
   }
   assert steps >= set(range(1, 7))
 
@@ -186,11 +154,8 @@ def test_a_run_prints_a_small_table(trained):
     f'every 2; into {trained.folder}, a new run.'
   )
   assert lines[0].split() == ['loss', 'rmse', 'accuracy']
-  assert [line.split(',')[0] for line in lines[1:4]] == [
-    'validation',
-    'test (unseen)',
-    'test (unseen)',
-  ]
+  measured = [line.split(',')[0] for line in lines[1:4]]
+  assert measured == ['validation', 'test (unseen)', 'test (unseen)']
   assert lines[-1] == f'Written to {trained.folder}.'
 
 
@@ -214,7 +179,7 @@ def test_a_run_may_end_early(tmp_path):
   )
   outcome = run_well(*command)
   assert 'Ended after round 4 by EarlyStopping(patience=1' in outcome.output
-  result = _result(tmp_path)
+  result = read(tmp_path)
   assert result['rounds'] == 4
   assert result['best']['round'] == 4  # Better, if by less than 100.
   assert "metric='rmse'" in result['ended_by']
@@ -234,21 +199,12 @@ def test_a_killed_run_goes_on(trained, tmp_path):
     'saving': _DIE_WHILE_SAVING.format(number=2),
     'round': _DIE_IN_A_ROUND.format(number=5),
   }
+  flags = 'train', f'--flagfile={trained.folder}/flags.txt', '--rounds=60'
   with contextlib.ExitStack() as stack:
-    killed = {
-      name: stack.enter_context(
-        commands.started(
-          _meddled(
-            meddle,
-            'train',
-            f'--flagfile={trained.folder}/flags.txt',
-            '--rounds=60',
-            f'--output_dir={tmp_path / name}',
-          )
-        )
-      )
-      for name, meddle in kills.items()
-    }
+    killed = {}
+    for name, meddle in kills.items():
+      command = _meddled(meddle, *flags, f'--output_dir={tmp_path / name}')
+      killed[name] = stack.enter_context(commands.started(command))
     for program in killed.values():
       outcome = program.finish()
       assert outcome.status == -signal.SIGKILL, outcome
@@ -266,7 +222,7 @@ def test_a_killed_run_goes_on(trained, tmp_path):
     assert not (folder / 'result.json').exists()
     outcome = run_well('train', *commands.SMALL, f'--output_dir={folder}')
     assert repeatable_rows(folder) == repeatable_rows(trained.folder)
-    assert _repeatable(_result(folder)) == _repeatable(_result(trained.folder))
+    assert _repeatable(folder) == _repeatable(trained.folder)
 
 
 @pytest.mark.slow
@@ -277,7 +233,7 @@ def test_more_rounds_go_on(trained, tmp_path):
   rows = repeatable_rows(folder)
   assert [row['round'] for row in rows] == list('123456789')
   assert rows[:6] == repeatable_rows(trained.folder)
-  assert _result(folder)['rounds'] == 9
+  assert read(folder)['rounds'] == 9
   assert '--rounds=9\n' in (folder / 'flags.txt').read_text()
 
 
@@ -287,16 +243,14 @@ def test_more_rounds_go_on(trained, tmp_path):
 @pytest.mark.slow
 def test_evaluate_measures_the_same_again(trained):
   before = commands.files(trained.folder)
-  result = _result(trained.folder)
+  result = read(trained.folder)
   for weights, part, expected in (
     ('last', 'test', result['test']['unseen']),
     ('best', 'validation', result['best']['validation']),
   ):
     outcome = run_well(
-      'evaluate',
-      f'--output_dir={trained.folder}',
-      f'--weights={weights}',
-      f'--part={part}',
+      *('evaluate', f'--output_dir={trained.folder}'),
+      *(f'--weights={weights}', f'--part={part}'),
     )
     measured = json.loads(outcome.output)
     assert measured.pop('round') == 6
@@ -320,9 +274,7 @@ def test_evaluate_recommends(trained):
 def test_evaluate_saves_the_model_of_one_user(trained, tmp_path):
   file = tmp_path / '42.keras'
   outcome = run_well(
-    'evaluate',
-    f'--output_dir={trained.folder}',
-    '--user=42',
+    *('evaluate', f'--output_dir={trained.folder}', '--user=42'),
     f'--save_model={file}',
   )
   assert f'the model of user 42, of round 6: {file}' in outcome.output
@@ -338,22 +290,20 @@ def test_evaluate_saves_the_model_of_one_user(trained, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_diverges_says_so(tmp_path):
   arguments = (
-    *commands.SMALL,
-    '--rounds=80',
-    '--update_learning_rate=30',
-    f'--output_dir={tmp_path}',
+    *('train', *commands.SMALL, f'--output_dir={tmp_path}'),
+    *('--rounds=80', '--update_learning_rate=30'),
   )
-  outcome = run_here('train', *arguments)
+  outcome = run_here(*arguments)
   commands.is_for_users(outcome, 'diverged', 'round 7', '--clip_norm')
   assert 'nan' in outcome.output
-  result = _result(tmp_path)
+  result = read(tmp_path)
   assert result['diverged'] is True
   assert result['rounds'] == 7
   assert result['test']['unseen']['rmse'] == 'nan'
   assert result['test']['unseen']['num_not_finite'] == 60
   assert len(repeatable_rows(tmp_path)) == 7
   before = commands.files(tmp_path)
-  again = run_here('train', *arguments)
+  again = run_here(*arguments)
   assert (again.status, again.errors) == (1, outcome.errors)
   assert commands.files(tmp_path) == before
 
@@ -385,9 +335,8 @@ def fixture_ended(tmp_path_factory):
   started = {}
   with contextlib.ExitStack() as stack:
     for name, arguments in _PROGRAMS.items():
-      command = commands.command(
-        'train', *arguments, f'--output_dir={folder / name}'
-      )
+      out = f'--output_dir={folder / name}'
+      command = commands.command('train', *arguments, out)
       started[name] = stack.enter_context(commands.started(command))
     for name in _PROGRAMS:
       commands.wait_for_rounds(folder / name / 'metrics.csv', 4, started[name])
@@ -423,18 +372,12 @@ def test_a_signal_ends_a_run_in_good_order(ended, name):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['native', 'cohort'])
 def test_memory_does_not_grow(tmp_path, name):
-  outcome = commands.run_program(
-    _meddled(
-      _SAY_MEMORY,
-      'train',
-      '--data=synthetic',
-      '--clients_per_round=20',
-      '--rounds=350',
-      '--evaluate_every=25',
-      f'--runtime={name}',
-      f'--output_dir={tmp_path}',
-    )
+  command = _meddled(
+    *(_SAY_MEMORY, 'train', '--data=synthetic', '--clients_per_round=20'),
+    *('--rounds=350', '--evaluate_every=25', f'--runtime={name}'),
+    f'--output_dir={tmp_path}',
   )
+  outcome = commands.run_program(command)
   assert outcome.status == 0, outcome
   memory = {
     int(line.split()[1]): int(line.split()[2])

@@ -51,9 +51,8 @@ def test_a_plan_says_what_a_run_would_do(tmp_path):
   assert plan['bytes'].startswith('3,200 down and 3,200 up for a client')
   assert '96 kB down' in plan['bytes']
   assert plan['privacy'] == 'none; the run is not private'
-  assert re.match(
-    r'about \d+ (s|min), \d+ (s|min) of them before', plan['seconds']
-  )
+  said = r'about \d+ (s|min), \d+ (s|min) of them before'
+  assert re.match(said, plan['seconds'])
   assert 'estimated from 4 rounds' in plan['seconds']
 
 

@@ -20,7 +20,7 @@ from tasks.experiment.options.optimizers import Optimizer
 from tasks.experiment.options.server import Server
 from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.folder import with_flags_of_the_run
-from tasks.movielens import task as movielens
+from tasks.movielens.task import MovieLensOptions
 from tasks.subreddit.options import DocumentSizes
 from tests.support import commands
 
@@ -45,13 +45,9 @@ def _kept(folder, *lines):
 
 def test_no_address_is_taken_from_a_folder(tmp_path, caplog):
   kept = _kept(
-    tmp_path,
-    '--task=emnist',
-    '--runtime=ray',
-    '--ray_address=ray://example.org:10001',
-    '--set=ray_folder=/tmp/elsewhere',
-    '# ray_workers is not set',
-    '--output_dir=/tmp/elsewhere',
+    *(tmp_path, '--task=emnist', '--runtime=ray'),
+    *('--ray_address=ray://example.org:10001', '# ray_workers is not set'),
+    *('--set=ray_folder=/tmp/elsewhere', '--output_dir=/tmp/elsewhere'),
     '--clip_norm=0.5',
   )
   assert kept == ['--task=emnist', '--runtime=ray', '--clip_norm=0.5']
@@ -106,18 +102,12 @@ def test_a_flag_of_several_tasks_has_each_ones_default():
 
 def test_set_sets_what_has_no_flag(tmp_path):
   config = parse(
-    [
-      '--task=subreddit',
-      '--set=mlp_units=8,4',
-      '--set=mean_of_places=true',
-      '--server_optimizer=yogi:beta_2=0.99:epsilon=1e-4',
-      '--set=early_stopping_min_delta=0.5',
-      '--early_stopping_patience=1',
-    ]
+    """--task=subreddit --set=mlp_units=8,4 --set=mean_of_places=true
+    --server_optimizer=yogi:beta_2=0.99:epsilon=1e-4
+    --set=early_stopping_min_delta=0.5 --early_stopping_patience=1""".split()
   )
-  assert config.task.sizes == DocumentSizes(
-    mlp_units=(8, 4), mean_of_places=True
-  )
+  sizes = DocumentSizes(mlp_units=(8, 4), mean_of_places=True)
+  assert config.task.sizes == sizes
   assert config.loop.early_stopping_min_delta == 0.5
   optimizer = config.server.optimizer
   assert optimizer.kind == 'yogi'
@@ -131,13 +121,11 @@ def test_set_sets_what_has_no_flag(tmp_path):
 def test_flags_change_what_they_name_and_nothing_else():
   config = Config()
   changed = config.with_flags({'update_learning_rate': 2, 'biases': True})
-  assert changed.local.update == dataclasses.replace(
-    config.local.update, learning_rate=2.0
-  )
-  assert changed.task == movielens.MovieLensOptions(biases=True)
-  assert changed.with_flags({'update_learning_rate': 0.5, 'biases': False}) == (
-    config
-  )
+  before = config.local.update
+  assert changed.local.update == dataclasses.replace(before, learning_rate=2.0)
+  assert changed.task == MovieLensOptions(biases=True)
+  back = changed.with_flags({'update_learning_rate': 0.5, 'biases': False})
+  assert back == config
   other = config.with_flags({'task': 'emnist', 'model': 'cnn'})
   assert (other.task.name, other.task.model) == ('emnist', 'cnn')
 
@@ -162,69 +150,35 @@ def test_numbers_of_other_kinds_become_pythons():
     (lambda: Server(clip_norm='1'), '--clip_norm=1: give a number'),
     (lambda: DocumentSizes(mlp_units=[64]), 'give a tuple of whole numbers'),
     (lambda: DocumentSizes(learned_default=1), 'give True or False'),
-    (
-      lambda: movielens.MovieLensOptions(data_set=1),
-      '--data_set=1: give a text',
-    ),
+    (lambda: MovieLensOptions(data_set=1), '--data_set=1: give a text'),
     (lambda: Config(loop=5), 'loop: give a Loop, found 5'),
     (lambda: Config(algorithm='fedavg'), '--algorithm=fedavg: choose one of'),
     (lambda: Config().with_flags({'runds': 3}), 'Did you mean --rounds?'),
     (lambda: Config().with_flags({'task': 'x'}), '--task=x: choose one of'),
-    (
-      lambda: Optimizer('update', 'all', optimizer='adam:momentum=0.9'),
-      '--update_optimizer=adam:momentum: adam has no momentum',
-    ),
-    (
-      lambda: Optimizer('update', 'all', optimizer='adm'),
-      '--update_optimizer=adm: choose one of',
-    ),
-    (
-      lambda: Optimizer('update', 'all', optimizer='sgd:momentun=0.9'),
-      'the names are beta_2, epsilon, momentum',
-    ),
-    (
-      lambda: Optimizer('update', 'all', optimizer='sgd:momentum=much'),
-      '--update_optimizer=sgd:momentum=much: give numbers',
-    ),
-    (
-      lambda: Optimizer('server', 'all', optimizer='adam:beta_2=1'),
-      '--server_optimizer=adam:beta_2=1: give a number from 0 to below 1.',
-    ),
-    (
-      lambda: parse(['--nolearned_default']),
-      '--learned_default: give --set=learned_default=',
-    ),
-    (lambda: parse(['--set=knn_tokens=3']), 'no option of this name'),
-    (
-      lambda: parse(['--set=map_radiu=3']),
-      'no option of this name. Did you mean map_radius?',
-    ),
-    (lambda: parse(['--set=rounds=3']), '--set=rounds=3: give --rounds=3'),
-    (lambda: parse(['--set=rounds']), '--set=rounds: give NAME=VALUE'),
-    (
-      lambda: parse(['--task=subreddit', '--set=max_chars=few']),
-      '--set=max_chars=few: give a whole number',
-    ),
-    # Of another task than the default one.
-    (
-      lambda: parse(['--task=subreddit', '--set=mlp_units=a']),
-      '--set=mlp_units=a: give whole numbers with commas',
-    ),
-    (
-      lambda: parse(['--task=emnist', '--model=lstm']),
-      '--model=lstm: choose one of linear, dense, cnn',
-    ),
-    (
-      lambda: parse(['--algorithm=fed_als', '--biases']),
-      'biases=True: fed_als always has biases',
-    ),
-    (
-      lambda: parse(['--user_attributes']),
-      '--user_attributes: only fed_als reads it',
+    *(
+      (lambda kind=kind: Optimizer('update', 'all', optimizer=kind), expected)
+      for kind, expected in {
+        'adam:momentum=0.9': '_optimizer=adam:momentum: adam has no momentum',
+        'adm': '--update_optimizer=adm: choose one of',
+        'sgd:momentun=0.9': 'the names are beta_2, epsilon, momentum',
+        'sgd:momentum=much': '_optimizer=sgd:momentum=much: give numbers',
+        'adam:beta_2=1': 'adam:beta_2=1: give a number from 0 to below 1.',
+      }.items()
     ),
     *(
       (lambda given=given: parse(given.split()), expected)
       for given, expected in {
+        '--nolearned_default': '--learned_default: give --set=learned_default=',
+        '--set=knn_tokens=3': 'no option of this name',
+        '--set=map_radiu=3': 'no option of this name. Did you mean map_radius?',
+        '--set=rounds=3': '--set=rounds=3: give --rounds=3',
+        '--set=rounds': '--set=rounds: give NAME=VALUE',
+        # Of another task than the default one.
+        '--task=subreddit --set=max_chars=few': '=few: give a whole number',
+        '--task=subreddit --set=mlp_units=a': '=a: give whole numbers with com',
+        '--task=emnist --model=lstm': '=lstm: choose one of linear, dense, cnn',
+        '--algorithm=fed_als --biases': 'biases=True: fed_als always has',
+        '--user_attributes': '--user_attributes: only fed_als reads it',
         '--support_share=0.8': '--split=halves has no share to choose. Give',
         '--set=withstood_share=0.3': 'only trimmed_mean, krum, multi_krum',
         '--set=aggregator=krum --client_weighting=targets': 'counts once',
@@ -237,12 +191,12 @@ def test_numbers_of_other_kinds_become_pythons():
         '--task=next_word --set=next_word_words_per_user=7': 'exact counts',
         '--csv=a.csv': '--csv=a.csv: the task movielens does not read it. Leav',
         '--set=max_chars=9': 'or give --task=subreddit or sticker.',
+        '--runds=3': 'runds',
+        'rounds': 'unknown arguments',
       }.items()
     ),
     (lambda: from_recipe('dmo'), 'Did you mean demo?'),
     (lambda: from_recipe('demo', runds=3), 'Did you mean --rounds?'),
-    (lambda: parse(['--runds=3']), 'runds'),
-    (lambda: parse(['rounds']), 'unknown arguments'),
   ],
 )
 def test_impossible_choices_are_refused(make, expected):

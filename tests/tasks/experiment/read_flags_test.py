@@ -13,8 +13,8 @@ from tasks import sweep
 from tasks.errors import OptionError
 from tasks.experiment import Config
 from tasks.experiment import from_recipe
-from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.command_line import flags
+from tasks.experiment.command_line.arguments import parse
 from tasks.experiment.methods import algorithms
 from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
@@ -45,10 +45,8 @@ def _read_by(algorithm: building.Algorithm, patch: pytest.MonkeyPatch) -> set:
   )
   setting.task.kept_tables.return_value = {'users': [3, 4]}
   read = set()
-  for kind in (
-    *(FedEmbed, Hpfl, Hyperparameters, LocalTraining, Memory),
-    *(Optimizer, Server),
-  ):
+  values = FedEmbed, Hpfl, Hyperparameters, LocalTraining, Memory, Server
+  for kind in (*values, Optimizer):
     example = Optimizer('', '') if kind is Optimizer else kind()
     named = {c.path[0]: c.flag.lstrip('_') for c in example.own_choices()}
 
@@ -88,12 +86,10 @@ def test_an_algorithm_reads_what_it_says(name, monkeypatch):
 @pytest.mark.parametrize(
   'make',
   [
-    lambda: command_line.parse(['--set=mixture=0.3', '--algorithm=fed_avg']),
-    lambda: command_line.parse(
-      ['--recipe=emnist_fed_avg', '--set=mixture=0.3']
-    ),
+    lambda: parse(['--set=mixture=0.3', '--algorithm=fed_avg']),
+    lambda: parse(['--recipe=emnist_fed_avg', '--set=mixture=0.3']),
     # What is said after another algorithm is meant for that one.
-    lambda: command_line.parse(
+    lambda: parse(
       ['--recipe=emnist_apfl', '--algorithm=fed_avg', '--set=mixture=0.3']
     ),
     lambda: Config(
@@ -103,10 +99,8 @@ def test_an_algorithm_reads_what_it_says(name, monkeypatch):
   ],
 )
 def test_a_flag_of_another_algorithm_is_refused(make):
-  with pytest.raises(
-    OptionError,
-    match=r'--set=mixture=0.3: the algorithm fed_avg does not .* does: apfl\.',
-  ):
+  said = r'--set=mixture=0.3: the algorithm fed_avg does not .* does: apfl\.'
+  with pytest.raises(OptionError, match=said):
     make()
 
 
@@ -127,7 +121,7 @@ def test_a_flag_of_another_algorithm_is_refused(make):
 )
 def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
   with pytest.raises(OptionError, match=f'{flag.split("=")[0]}=.*{algorithm}'):
-    command_line.parse([flag, f'--algorithm={algorithm}'])
+    parse([flag, f'--algorithm={algorithm}'])
 
 
 @pytest.mark.parametrize(
@@ -156,12 +150,9 @@ def test_a_program_reads_a_flag_that_is_also_of_another_task():
 
 @pytest.mark.slow
 def test_fed_recon_shuffles():
+  local = LocalTraining(shuffle=True)
   setting = Setting(
-    task=mock.MagicMock(),
-    local=LocalTraining(shuffle=True),
-    server=Server(),
-    hyperparameters=Hyperparameters(),
-    privacy=Privacy(),
+    mock.MagicMock(), local, Server(), Hyperparameters(), Privacy()
   )
   model = planted.factorization(planted.constant_user(0.3))
   how = algorithms.ALGORITHMS['fed_recon']
@@ -183,13 +174,12 @@ def test_sub_populations_are_measured_by_the_split(name, monkeypatch):
   build = mock.MagicMock()
   monkeypatch.setattr(building, 'builder', lambda name: build)
   algorithms.ALGORITHMS[name].measure(None, setting, {})
-  assert build.call_args.kwargs['split'].support.name.startswith(
-    'fraction(0.1)'
-  )
+  support = build.call_args.kwargs['split'].support
+  assert support.name.startswith('fraction(0.1)')
 
 
 def test_a_flag_may_say_what_is_usual():
-  config = command_line.parse(['--set=mixture=0.5', '--algorithm=fed_avg'])
+  config = parse(['--set=mixture=0.5', '--algorithm=fed_avg'])
   assert config == Config(algorithm='fed_avg')
 
 
@@ -199,7 +189,7 @@ def test_a_flag_may_say_what_is_usual():
 )
 def test_another_algorithm_leaves_flags_of_the_recipes_one(spelled):
   assert from_recipe('emnist_apfl').hyperparameters.mixture_learning_rate > 0
-  parsed = command_line.parse(['--recipe=emnist_apfl', *spelled.split()])
+  parsed = parse(['--recipe=emnist_apfl', *spelled.split()])
   changed = from_recipe('emnist_apfl', algorithm='fed_avg')
   assert parsed == changed
   assert parsed.hyperparameters == Hyperparameters()
@@ -210,7 +200,7 @@ def test_another_algorithm_leaves_flags_of_the_recipes_one(spelled):
 def test_an_exact_solve_leaves_the_steps_of_the_recipe():
   assert from_recipe('subreddit_furl').local.evaluation_reconstruction_epochs
   flag = 'reconstruction_optimizer'
-  parsed = command_line.parse(['--recipe=subreddit_furl', f'--{flag}=exact'])
+  parsed = parse(['--recipe=subreddit_furl', f'--{flag}=exact'])
   assert parsed == from_recipe('subreddit_furl', **{flag: 'exact'})
   assert parsed.local.evaluation_reconstruction_epochs is None
 
@@ -218,16 +208,16 @@ def test_an_exact_solve_leaves_the_steps_of_the_recipe():
 def test_a_split_without_a_share_leaves_the_share_of_the_recipe():
   recipe = 'next_word_fed_recon'
   assert from_recipe(recipe).local.support_share == 0.05
-  parsed = command_line.parse([f'--recipe={recipe}', '--split=halves'])
+  parsed = parse([f'--recipe={recipe}', '--split=halves'])
   assert parsed == from_recipe(recipe, split='halves')
   assert parsed.local.support_share == 0.5
 
 
 def test_flags_of_a_task_are_checked_together():
   flags = ['--task=subreddit', '--min_examples=50', '--max_documents=60']
-  assert command_line.parse(flags).task.min_documents == 50
+  assert parse(flags).task.min_documents == 50
   with pytest.raises(OptionError, match='at most 60 documents and at least 61'):
-    command_line.parse([*flags, '--min_examples=61'])
+    parse([*flags, '--min_examples=61'])
 
 
 def _runs(*grid: str, passed_on: Iterator[str] = ()) -> dict[str, list[str]]:
@@ -240,18 +230,12 @@ def test_a_sweep_gives_each_algorithm_what_it_reads():
     'mixture=0.2,0.4',
     passed_on=['--mixture_learning_rate=0.1', '--rounds=3'],
   )
+  both = ['--mixture_learning_rate=0.1', '--rounds=3', '--algorithm=apfl']
   assert found == {
     # Once, as no mixture makes a difference.
     'algorithm=fed_avg': ['--rounds=3', '--algorithm=fed_avg'],
-    **{
-      f'algorithm=apfl,mixture={mixture}': [
-        '--mixture_learning_rate=0.1',
-        '--rounds=3',
-        '--algorithm=apfl',
-        f'--set=mixture={mixture}',
-      ]
-      for mixture in ('0.2', '0.4')
-    },
+    'algorithm=apfl,mixture=0.2': [*both, '--set=mixture=0.2'],
+    'algorithm=apfl,mixture=0.4': [*both, '--set=mixture=0.4'],
   }
   # Of a single algorithm all is given, and refused by the run.
   found = _runs('mixture=0.2', passed_on=['--algorithm=fed_avg'])

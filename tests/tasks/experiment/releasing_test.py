@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 import shutil
+from unittest import mock
 
 import pytest
 
@@ -16,24 +17,13 @@ from tests.support.commands import run_here
 from tests.support.commands import run_well
 
 # 42 of 60 authors train. 50 words are wanted, and of some 60 more than 40 pass.
-_TASK = (
-  '--flagfile=tasks/recipes/next_word_fed_recon.flags',
-  '--data=synthetic',
-  '--next_word_vocabulary_size=50',
-  '--next_word_buckets=5',
-  '--set=next_word_max_tokens=8',
-  '--next_word_embedding=4',
-  '--lstm_units=4',
-  '--set=next_word_projection=4',
-  '--clients_per_round=8',
-  '--evaluate_every=1',
-  '--jit=false',
-)
 _PRIVATE = (
-  *_TASK,
-  '--client_weighting=uniform',
-  '--noise_multiplier=0.5',
-  '--delta=0.02',
+  '--flagfile=tasks/recipes/next_word_fed_recon.flags',
+  *('--data=synthetic', '--clients_per_round=8', '--evaluate_every=1'),
+  *('--next_word_vocabulary_size=50', '--next_word_buckets=5'),
+  *('--set=next_word_max_tokens=8', '--next_word_embedding=4'),
+  *('--lstm_units=4', '--set=next_word_projection=4', '--jit=false'),
+  *('--client_weighting=uniform', '--noise_multiplier=0.5', '--delta=0.02'),
   '--next_word_vocabulary_noise=0.3',
   '--set=next_word_vocabulary_delta=0.01',
   '--set=next_word_words_per_user=30',
@@ -48,21 +38,10 @@ def fixture_few_sentences():
     yield
 
 
-class _Draws:
-  """Counts the draws of vocabularies."""
-
-  def __init__(self):
-    self.number = 0
-    self._draw = private_words.draw
-
-  def __call__(self, *arguments, **options):
-    self.number += 1
-    return self._draw(*arguments, **options)
-
-
 @pytest.fixture(scope='module', name='draws')
 def fixture_draws():
-  draws = _Draws()
+  """Counts the draws of vocabularies."""
+  draws = mock.Mock(side_effect=private_words.draw)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(private_words, 'draw', draws)
     yield draws
@@ -72,9 +51,9 @@ def fixture_draws():
 def fixture_trained(draws, tmp_path_factory):
   """The folder of a run of one round whose noise nobody knows."""
   folder = tmp_path_factory.mktemp('trained') / 'out'
-  before = draws.number
+  before = draws.call_count
   run_well('train', *_PRIVATE, '--rounds=1', f'--output_dir={folder}')
-  assert draws.number == before + 1
+  assert draws.call_count == before + 1
   return folder
 
 
@@ -96,14 +75,14 @@ def test_words_are_kept_for_the_owner_alone(trained):
   kept = json.loads(path.read_text())['released']
   assert {'terms', 'counted', 'noise', 'words'} == set(kept)
   assert kept['terms']['noise_multiplier'] == 0.3
-  result = json.loads((trained / 'result.json').read_text())
-  assert result['data']['vocabulary'] == len(kept['words']) > 20
+  vocabulary = commands.result(trained)['data']['vocabulary']
+  assert vocabulary == len(kept['words']) > 20
 
 
 @pytest.mark.slow
 def test_every_program_reads_the_words(trained, draws, tmp_path):
-  before = draws.number
-  result = json.loads((trained / 'result.json').read_text())
+  before = draws.call_count
+  result = commands.result(trained)
   outcome = run_well('evaluate', f'--output_dir={trained}')
   measured = json.loads(outcome.output)
   assert measured['loss'] == result['best']['test']['unseen']['loss']
@@ -112,20 +91,20 @@ def test_every_program_reads_the_words(trained, draws, tmp_path):
     ('export', f'--to={tmp_path / "export"}', '--formats=saved_model'),
   ):
     run_well(name, f'--output_dir={trained}', *flags)
-  assert draws.number == before
+  assert draws.call_count == before
 
 
 @pytest.mark.slow
 def test_a_run_whose_noise_nobody_knows_goes_on(copy, draws):
-  before, words = draws.number, _words(copy)
+  before, words = draws.call_count, _words(copy)
   outcome = run_well('train', *_PRIVATE, '--rounds=2', f'--output_dir={copy}')
   assert 'validation, round 2' in outcome.output
-  assert draws.number == before and _words(copy) == words
+  assert draws.call_count == before and _words(copy) == words
 
 
 @pytest.mark.slow
 def test_without_the_words_no_program_goes_on(copy, draws):
-  before = draws.number
+  before = draws.call_count
   (copy / RELEASED_FILE).unlink()
   for name, *flags in (
     ('evaluate',),
@@ -138,7 +117,7 @@ def test_without_the_words_no_program_goes_on(copy, draws):
   ):
     outcome = run_here(name, *flags, f'--output_dir={copy}')
     commands.is_for_users(outcome, f'{RELEASED_FILE}: there is no such file')
-  assert draws.number == before
+  assert draws.call_count == before
 
 
 @pytest.mark.slow
@@ -153,30 +132,26 @@ def test_without_the_words_no_program_goes_on(copy, draws):
   ],
 )
 def test_a_start_that_is_refused_draws_nothing(tmp_path, draws, flags, said):
-  before = draws.number
+  before = draws.call_count
   outcome = run_here('train', *_PRIVATE, *flags, f'--output_dir={tmp_path}/out')
   commands.is_for_users(outcome, said)
-  assert draws.number == before
+  assert draws.call_count == before
   assert not (tmp_path / 'out' / RELEASED_FILE).exists()
 
 
 @pytest.mark.slow
 def test_a_plan_draws_nothing(draws):
-  before = draws.number
+  before = draws.call_count
   outcome = run_here('train', *_PRIVATE, '--rounds=1', '--dry_run')
   assert (outcome.status, outcome.errors) == (0, ''), outcome
   assert 'release: drawn when the run begins' in outcome.output
-  assert draws.number == before
+  assert draws.call_count == before
 
 
 @pytest.mark.slow
-def test_nothing_is_said_of_words_that_could_not_be_kept(
-  tmp_path, monkeypatch, caplog
-):
-  def full(*arguments, **options):
-    raise OSError(28, 'No space left on device', RELEASED_FILE)
-
-  monkeypatch.setattr(Folder, 'keep_released', full)
+def test_nothing_is_said_of_words_unkept(tmp_path, monkeypatch, caplog):
+  full = OSError(28, 'No space left on device', RELEASED_FILE)
+  monkeypatch.setattr(Folder, 'keep_released', mock.Mock(side_effect=full))
   outcome = run_here('train', *_PRIVATE, f'--output_dir={tmp_path}/out')
   commands.is_for_users(outcome, RELEASED_FILE, 'No space left')
   assert 'pass the threshold' not in caplog.text
@@ -188,11 +163,11 @@ def test_a_simulation_draws_the_same_words_again(tmp_path, draws):
   out = f'--output_dir={tmp_path}/out'
   seeded = (*_PRIVATE, '--noise_seed=3')
   assert run_here('train', *seeded, '--rounds=1', out).status == 0
-  before, words = draws.number, _words(tmp_path / 'out')
+  before, words = draws.call_count, _words(tmp_path / 'out')
   (tmp_path / 'out' / RELEASED_FILE).unlink()
-  result = json.loads((tmp_path / 'out' / 'result.json').read_text())
+  result = commands.result(tmp_path / 'out')
   measured = json.loads(run_here('evaluate', out).output)
   assert measured['loss'] == result['best']['test']['unseen']['loss']
   assert run_here('train', *seeded, '--rounds=2', out).status == 0
-  assert draws.number == before + 2
+  assert draws.call_count == before + 2
   assert _words(tmp_path / 'out') == words

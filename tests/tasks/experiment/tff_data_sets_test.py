@@ -3,6 +3,9 @@
 TFF invents two or three clients; here each stands under several names.
 """
 
+import pathlib
+from unittest import mock
+
 import pytest
 import tensorflow_federated as tff
 
@@ -26,23 +29,24 @@ def _repeated(client_data, number: int):
   )
 
 
+def _report(recipe: str, folder: pathlib.Path, **flags) -> dict:
+  """The report of a small run, which has measured new clients."""
+  config = from_recipe(recipe, data_dir=str(folder), **flags, **_SMALL)
+  report = run(config, Output(str(folder / 'run'), tensorboard=False)).report
+  unseen = report['test']['unseen']
+  assert 0.0 <= unseen['accuracy'] <= 1.0 and unseen['num_clients'] >= 1
+  return report
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('recipe', ['femnist_fed_avg', 'femnist_fed_recon'])
 def test_recipes_of_femnist(recipe, monkeypatch, tmp_path):
-  given = _DATA_SETS.emnist.get_synthetic()
-  arguments = {}
-
-  def load_data(**kwargs):
-    arguments.update(kwargs)
-    return _repeated(given, 6), _repeated(given, 6)
-
+  given = _repeated(_DATA_SETS.emnist.get_synthetic(), 6)
+  load_data = mock.Mock(return_value=(given, given))
   monkeypatch.setattr(_DATA_SETS.emnist, 'load_data', load_data)
-  config = from_recipe(recipe, download=True, data_dir=str(tmp_path), **_SMALL)
-  result = run(config, Output(str(tmp_path / 'run'), tensorboard=False))
-  assert arguments['only_digits'] is False
-  assert result.report['data']['users'] == 12
-  unseen = result.report['test']['unseen']
-  assert 0.0 <= unseen['accuracy'] <= 1.0 and unseen['num_clients'] >= 1
+  report = _report(recipe, tmp_path, download=True)
+  assert load_data.call_args.kwargs['only_digits'] is False
+  assert report['data']['users'] == 12
 
 
 @pytest.mark.slow
@@ -58,8 +62,4 @@ def test_recipes_of_stack_overflow(recipe, tmp_path):
     str(tmp_path / 'stackoverflow/stackoverflow.sqlite'),
     split_names_by_client_id=dict.fromkeys(given.client_ids, 'train'),
   )
-  sizes = {'next_word_vocabulary_size': 40, 'lstm_units': 8}
-  config = from_recipe(recipe, data_dir=str(tmp_path), **sizes, **_SMALL)
-  result = run(config, Output(str(tmp_path / 'run'), tensorboard=False))
-  unseen = result.report['test']['unseen']
-  assert 0.0 <= unseen['accuracy'] <= 1.0 and unseen['num_clients'] >= 1
+  _report(recipe, tmp_path, next_word_vocabulary_size=40, lstm_units=8)

@@ -1,7 +1,9 @@
 """Users' vectors, as TensorBoard's projector reads them."""
 
+from google.protobuf import text_format
 import numpy as np
 import pytest
+from tensorboard.plugins import projector
 
 from tasks.experiment.runs import user_vectors
 from tests.support import commands
@@ -15,12 +17,9 @@ def test_a_vector_is_what_a_user_remembers():
     'user/bias': np.float32(3.0),
     'group': np.int32(7),
   }
-  np.testing.assert_array_equal(
-    user_vectors.own_vector(remembered, ''), [1.0, 2.0, 3.0]
-  )
-  np.testing.assert_array_equal(
-    user_vectors.own_vector(remembered, 'vector'), [1.0, 2.0]
-  )
+  for name, expected in (('', [1.0, 2.0, 3.0]), ('vector', [1.0, 2.0])):
+    found = user_vectors.own_vector(remembered, name)
+    np.testing.assert_array_equal(found, expected)
   assert user_vectors.own_vector({'group': np.int32(7)}, '') is None
 
 
@@ -35,11 +34,7 @@ def test_vectors_and_names_are_a_line_a_user(tmp_path):
   assert (tmp_path / 'users.tsv').read_text() == (
     'user\tlikes\nann\t3\nb ob\t4\n'
   )
-  from tensorboard.plugins import projector
-
   config = projector.ProjectorConfig()
-  from google.protobuf import text_format
-
   text_format.Parse((tmp_path / 'projector_config.pbtxt').read_text(), config)
   assert config.embeddings[0].metadata_path == 'users.tsv'
 
@@ -58,21 +53,18 @@ def test_kept_vectors_are_written(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('plan', [(), ('--dry_run',)])
-def test_users_without_anything_of_their_own_have_no_vectors(tmp_path, plan):
+@pytest.mark.parametrize(
+  'flags, said',
+  [
+    ('--algorithm=fed_avg', 'nothing of their own'),
+    ('--algorithm=fed_avg --dry_run', 'nothing of their own'),
+    ('--task=movielens_hpfl --algorithm=hpfl', 'tables of its own'),
+  ],
+)
+def test_users_without_vectors_of_their_own_are_refused(tmp_path, flags, said):
   outcome = run_here(
-    *('train', *commands.SMALL, '--algorithm=fed_avg', '--projector=5'),
-    *(f'--output_dir={tmp_path}', *plan),
+    *('train', '--data=synthetic', '--rounds=2', '--jit=false'),
+    *('--projector=5', f'--output_dir={tmp_path}', *flags.split()),
   )
-  commands.is_for_users(outcome, 'nothing of their own')
+  commands.is_for_users(outcome, '--projector=5', said)
   assert not (tmp_path / 'metrics.csv').exists()
-
-
-@pytest.mark.slow
-def test_clients_of_many_users_have_none(tmp_path):
-  outcome = run_here(
-    *('train', '--task=movielens_hpfl', '--algorithm=hpfl', '--projector=5'),
-    *('--data=synthetic', '--rounds=2', '--jit=false'),
-    f'--output_dir={tmp_path}',
-  )
-  commands.is_for_users(outcome, '--projector=5', 'tables of its own')

@@ -70,12 +70,8 @@ def test_biases_and_mean_are_added():
   }
   assert not model.get_layer('item_bias').get_weights()[0].any()
   assert not model.get_layer('user_bias').get_weights()[0].any()
-  _set(
-    model,
-    item_embedding=np.zeros([5, 3]),
-    item_bias=[[0.1], [0.2], [0.3], [0.4], [0.5]],
-    user_bias=-1.0,
-  )
+  biases = [[0.1], [0.2], [0.3], [0.4], [0.5]]
+  _set(model, item_embedding=np.zeros([5, 3]), item_bias=biases, user_bias=-1.0)
   np.testing.assert_allclose(model(_ITEMS), [2.8, 2.6, 2.8, 3.0], rtol=1e-6)
 
 
@@ -85,9 +81,8 @@ def test_a_client_moves_only_the_items_it_has():
   with tf.GradientTape() as tape:
     loss = tf.reduce_sum(model(_ITEMS) ** 2) + tf.add_n(model.losses)
   gradients = tape.gradient(loss, model.trainable_variables)
-  for variable, gradient in zip(
-    model.trainable_variables, gradients, strict=True
-  ):
+  pairs = zip(model.trainable_variables, gradients, strict=True)
+  for variable, gradient in pairs:
     if variable.name.startswith('item_'):
       assert isinstance(gradient, tf.IndexedSlices)
       moved = tf.convert_to_tensor(gradient).numpy().any(axis=1)
@@ -96,19 +91,13 @@ def test_a_client_moves_only_the_items_it_has():
 
 def test_penalties_are_sums_of_squares():
   user = [1.0, -2.0, 3.0]
-  items = np.arange(15.0).reshape(5, 3)
   model = _build(l2=0.5)
-  _set(model, user_embedding=user, item_embedding=items)
+  _set(model, user_embedding=user, item_embedding=np.ones([5, 3]))
   assert sum(model.losses).numpy() == pytest.approx(0.5 * 14)
 
   model = _build(l2=0.5, biases=True)
-  _set(
-    model,
-    user_embedding=user,
-    item_embedding=items,
-    user_bias=4.0,
-    item_bias=np.full([5, 1], 2.0),
-  )
+  _set(model, user_embedding=user, item_embedding=np.ones([5, 3]))
+  _set(model, user_bias=4.0, item_bias=np.full([5, 1], 2.0))
   expected = 0.5 * (14 + 16)
   assert sum(model.losses).numpy() == pytest.approx(expected)
 
@@ -209,20 +198,20 @@ def _measure(scale=None, weight=None, rated=_RATED, predicted=_PREDICTED):
   return {metric.name: float(metric.result()) for metric in metrics}
 
 
-def test_metrics_by_hand():
-  # Off by 0.5, 0.51, 1 and 0.4: the first and the last are close enough.
-  result = _measure()
-  assert result['accuracy'] == 0.5
-  errors = np.square([0.5, 0.51, 1.0, 0.4])
-  assert result['rmse'] == pytest.approx(np.sqrt(errors.mean()), rel=1e-6)
-
-
-def test_predictions_are_clipped_to_the_scale():
-  # Clipped, the predictions are 1, 3.51, 5 and 2.4.
-  result = _measure((1.0, 5.0))
-  assert result['accuracy'] == 0.75
-  errors = np.square([0.0, 0.51, 0.0, 0.4])
-  assert result['rmse'] == pytest.approx(np.sqrt(errors.mean()), rel=1e-6)
+@pytest.mark.parametrize(
+  ('scale', 'errors', 'accuracy'),
+  [
+    # Off by less than a half, the first and the last are close enough.
+    (None, [0.5, 0.51, 1.0, 0.4], 0.5),
+    # Clipped, the predictions are 1, 3.51, 5 and 2.4.
+    ((1.0, 5.0), [0.0, 0.51, 0.0, 0.4], 0.75),
+  ],
+)
+def test_metrics_by_hand(scale, errors, accuracy):
+  result = _measure(scale)
+  assert result['accuracy'] == accuracy
+  expected = np.sqrt(np.mean(np.square(errors)))
+  assert result['rmse'] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize('scale', [None, (1.0, 5.0)])

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -46,17 +47,19 @@ def fixture_seen():
   return _make(protocol='seen')
 
 
+def _clients(task: movielens.MovieLens, part: str, spec=None):
+  """The users of a part, with what the model with local weights reads."""
+  return task.clients(part, spec or task.model_with('own').example_spec)
+
+
 def _client(task: movielens.MovieLens, part: str, user: str, spec=None) -> dict:
   """A user's real examples, as a computation gets them."""
-  return real_examples(
-    task.clients(part, spec or task.model_with('own').example_spec), user
-  )
+  return real_examples(_clients(task, part, spec), user)
 
 
-def _trained(task: movielens.MovieLens) -> list[str]:
-  return list(
-    task.clients('train', task.model_with('own').example_spec).client_ids
-  )
+def _ratings_of_training(task: movielens.MovieLens) -> np.ndarray:
+  users = _clients(task, 'train').client_ids
+  return np.concatenate([_client(task, 'train', user)['y'] for user in users])
 
 
 # ---- users that were never seen ----------------------------------------------
@@ -65,29 +68,20 @@ def _trained(task: movielens.MovieLens) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize('known, after', [(0, 3), (2, 2), (3, 5)])
 def test_the_mean_of_known_ratings_by_hand(unseen, known, after):
-  task = unseen
-  clients = task.clients('test', task.model_with('own').example_spec).client_ids
-  of_training = np.concatenate(
-    [_client(task, 'train', user)['y'] for user in _trained(task)]
-  ).mean()
+  of_training = _ratings_of_training(unseen).mean()
   errors: list[float] = []
-  for user in clients:
-    rated = _client(task, 'test', user)['y']
+  for user in _clients(unseen, 'test').client_ids:
+    rated = _client(unseen, 'test', user)['y']
     mean = rated[:known].mean() if known else of_training
     errors.extend(rated[after:] - mean)
-  found = task.from_labels_alone(known, after)
-  assert found == {
-    'support_mean': {
-      'unseen': pytest.approx(np.sqrt(np.mean(np.square(errors))))
-    }
-  }
+  found = unseen.from_labels_alone(known, after)
+  expected = pytest.approx(np.sqrt(np.mean(np.square(errors))))
+  assert found == {'support_mean': {'unseen': expected}}
 
 
 @pytest.mark.slow
 def test_users_are_divided(unseen):
-  clients = [
-    unseen.clients(p, unseen.model_with('own').example_spec) for p in _PARTS
-  ]
+  clients = [_clients(unseen, part) for part in _PARTS]
   assert [len(c) for c in clients] == [480, 60, 60]
   users = [set(c.client_ids) for c in clients]
   assert len(set.union(*users)) == 600
@@ -109,9 +103,7 @@ def test_training_users_are_measured_by_the_split_of_training(unseen):
   for who in (EvaluationClients('train', True), *unseen.tests.values()):
     found = trainable.evaluation_set(who)
     assert found.evaluation.parts.work[-1].on.name == 'fraction(0.5).query'
-    assert len(found.clients) == len(
-      unseen.clients(who.part, found.evaluation.example_spec)
-    )
+    assert len(found.clients) == len(_clients(unseen, who.part))
 
 
 def test_the_counts_are_those_of_the_parts(unseen):
@@ -119,8 +111,7 @@ def test_the_counts_are_those_of_the_parts(unseen):
   assert counts['name'] == 'synthetic'
   assert [counts[part]['users'] for part in _PARTS] == [480, 60, 60]
   for part in _PARTS:
-    clients = unseen.clients(part, unseen.model_with('own').example_spec)
-    assert counts[part]['ratings'] == clients.num_examples
+    assert counts[part]['ratings'] == _clients(unseen, part).num_examples
   # No user of the invented ones has more ratings than are used.
   assert counts['ratings'] == sum(counts[p]['ratings'] for p in _PARTS)
   assert counts['users'] == 600
@@ -130,8 +121,7 @@ def test_the_counts_are_those_of_the_parts(unseen):
 def test_examples_are_the_users_ratings(unseen):
   frame = unseen.ratings.frame
   for part in _PARTS:
-    ids = unseen.clients(part, unseen.model_with('own').example_spec).client_ids
-    for user in ids[:3]:
+    for user in _clients(unseen, part).client_ids[:3]:
       mine = frame[frame['user_id'] == int(user)]
       found = _client(unseen, part, user)
       expected = sorted(zip(mine['item_id'], mine['rating'], strict=True))
@@ -145,19 +135,15 @@ def test_examples_are_the_users_ratings(unseen):
 
 @pytest.mark.slow
 def test_the_seed_divides_and_shuffles(unseen):
-  def ids(task):
-    return task.clients('test', task.model_with('own').example_spec).client_ids
-
   again, other = _make(), _make(seed=1)
-  assert ids(again) == ids(unseen) != ids(other)
-  user = ids(unseen)[0]
+  ids, same, others = (
+    _clients(task, 'test').client_ids for task in (unseen, again, other)
+  )
+  assert same == ids != others
+  user = ids[0]
   found = _client(unseen, 'test', user)
   np.testing.assert_array_equal(_client(again, 'test', user)['x'], found['x'])
-  part = next(
-    p
-    for p in _PARTS
-    if user in other.clients(p, other.model_with('own').example_spec).client_ids
-  )
+  (part,) = (p for p in _PARTS if user in _clients(other, p).client_ids)
   assert list(_client(other, part, user)['x']) != list(found['x'])
 
 
@@ -167,39 +153,30 @@ def test_the_seed_divides_and_shuffles(unseen):
 @pytest.mark.slow
 def test_users_are_measured_on_later_ratings(seen):
   assert seen.protocol == 'seen'
-  split = seen.tests['seen'].split
-  support, query = split
+  model, parts = seen.model_with('own'), seen.tests['seen'].split
   process_spec = client_work.example_spec_of(
-    seen.model_with('own'), [phases.Phase(on=support), phases.Phase(on=query)]
+    model, [phases.Phase(on=part) for part in parts]
   )
-  assert 'is_query' in process_spec
-  assert 'is_query' not in seen.model_with('own').example_spec
+  assert 'is_query' in process_spec and 'is_query' not in model.example_spec
   frame = seen.ratings.frame
-  ids = seen.clients('train', seen.model_with('own').example_spec).client_ids
+  ids = _clients(seen, 'train').client_ids
   assert len(ids) == 600
   for user in ids[:5]:
     mine = frame[frame['user_id'] == int(user)]
     trained = _client(seen, 'train', user)
-    later = {}
+    in_turn = [set(trained['x'])]
     for part in ('validation', 'test'):
       found = _client(seen, part, user, process_spec)
       is_query = found['is_query'].astype(bool)
       # What was trained with rebuilds the local weights.
       np.testing.assert_array_equal(found['x'][~is_query], trained['x'])
-      later[part] = set(found['x'][is_query])
+      in_turn.append(set(found['x'][is_query]))
+    # The oldest are trained on, and each is in one part.
     oldest_first = list(mine['item_id'])
-    past = set(oldest_first[: len(trained['x'])])
-    assert set(trained['x']) == past
-    assert past | later['validation'] | later['test'] == set(oldest_first)
-    assert not later['validation'] & later['test']
-    assert len(past) + len(later['validation']) + len(later['test']) == len(
-      oldest_first
-    )
-    times = mine.set_index('item_id')['timestamp']
-    assert times[list(past)].max() <= times[list(later['validation'])].min()
-    assert (
-      times[list(later['validation'])].max() <= times[list(later['test'])].min()
-    )
+    for items in in_turn:
+      assert set(oldest_first[: len(items)]) == items
+      del oldest_first[: len(items)]
+    assert not oldest_first and mine['timestamp'].is_monotonic_increasing
 
 
 # ---- the model ---------------------------------------------------------------
@@ -213,13 +190,7 @@ def _first_weights(task: movielens.MovieLens):
 @pytest.mark.slow
 def test_predictions_may_be_centred():
   plain, centred = _make(), _make(centred=True)
-  frames = [
-    _client(centred, 'train', user)['y']
-    for user in centred.clients(
-      'train', centred.model_with('own').example_spec
-    ).client_ids
-  ]
-  mean = np.concatenate(frames).mean()
+  mean = _ratings_of_training(centred).mean()
   items = np.arange(5, dtype=np.int32)
   weights = _first_weights(plain)
   predictions = [
@@ -336,56 +307,36 @@ def test_impossible_options_are_refused(options, expected):
     movielens.MovieLensOptions(**options)
 
 
-@pytest.mark.parametrize('data_dir', [None, ''])
-def test_a_folder_must_be_named(data_dir):
-  with pytest.raises(DataError, match='no data folder is named') as caught:
-    movielens.MovieLensOptions().load(Data(data_dir=data_dir), 0)
-  for way in ('--data_dir', 'TFF_PARTIAL_DATA_DIR', '--data=synthetic'):
-    assert way in str(caught.value)
-
-
-@pytest.mark.parametrize(
-  'data_set, fetched', [('', 'ml-1m'), ('ml-100k', 'ml-100k')]
-)
-def test_downloads_go_to_the_tasks_own_folder(
-  tmp_path, monkeypatch, data_set, fetched
-):
-  asked = []
-
-  def download(folder, name):
-    asked.append((pathlib.Path(folder), name))
-    raise DataError('no net')
-
+@pytest.mark.parametrize('data_set', ['', 'ml-100k'])
+def test_downloads_go_to_the_tasks_own_folder(tmp_path, monkeypatch, data_set):
+  download = mock.Mock(side_effect=DataError('no net'))
   monkeypatch.setattr(movielens_data, 'download', download)
+  options = movielens.MovieLensOptions(data_set=data_set)
   with pytest.raises(DataError, match='no net'):
-    movielens.MovieLensOptions(data_set=data_set).load(
-      Data(data_dir=str(tmp_path), download=True), 0
-    )
-  assert asked == [(tmp_path / 'movielens', fetched)]
+    options.load(Data(data_dir=str(tmp_path), download=True), 0)
+  ((folder, name),) = [call.args for call in download.call_args_list]
+  assert pathlib.Path(folder) == tmp_path / 'movielens'
+  assert name == (data_set or 'ml-1m')
 
 
 @pytest.mark.parametrize('there', ['ml-100k', 'movielens/ml-100k'])
-@pytest.mark.parametrize('data_set', ['', 'ml-100k'])
+@pytest.mark.parametrize('name', ['', 'ml-100k'])
 def test_data_that_are_there_are_not_fetched(
-  tmp_path, monkeypatch, there, data_set
+  tmp_path, monkeypatch, there, name
 ):
   monkeypatch.setattr(movielens_data, 'download', pytest.fail)
   (tmp_path / there).mkdir(parents=True)
   (tmp_path / there / 'u.data').touch()
+  options = movielens.MovieLensOptions(data_set=name)
   with pytest.raises(DataError, match='u.data: the file is empty'):
-    movielens.MovieLensOptions(data_set=data_set).load(
-      Data(data_dir=str(tmp_path), download=True), 0
-    )
+    options.load(Data(data_dir=str(tmp_path), download=True), 0)
 
 
 def test_central_training_is_measured_on_the_same_ratings():
   federated = from_recipe('movielens_fed_recon').local
   central = from_recipe('movielens_centralized').local
   assert central.batch_size != federated.batch_size
-  assert (
-    central.split_when_measured().query.name
-    == federated.split_when_measured().query.name
-    == 'alternating(5)[1]'
-  )
+  for local in (central, federated):
+    assert local.split_when_measured().query.name == 'alternating(5)[1]'
   measured = central.when_measured(central.of_personal())
   assert measured.batch_size == federated.of_personal().batch_size == 5

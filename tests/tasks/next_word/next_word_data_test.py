@@ -45,6 +45,10 @@ def _gather(messages=_MESSAGES, rule=tokenising.CHAT, **limits):
   return sentences_lib.gather('small', messages, rule, Limits(**limits))
 
 
+def _load(corpus: str | pathlib.Path, folder=None, **limits):
+  return corpora.load(str(corpus), folder, Limits(**limits))
+
+
 def _texts(sentences: sentences_lib.Sentences) -> dict[str, list[str]]:
   return {
     author: texts_of(sentences, number)
@@ -71,21 +75,18 @@ def test_chat_is_cut_into_sentences_words_and_marks(text, expected):
   assert texts_of(_gather([Message('ann', 0, text)]), 0) == expected
 
 
-def test_spaced_tokens_are_left_as_they_are():
-  spaced = _gather([Message('ann', 0, 'use <URL> . Then')], tokenising.SPACED)
-  assert texts_of(spaced, 0) == ['use <URL> . Then']
-
-
-def test_the_rest_of_a_long_sentence_is_left_out():
-  long = _gather([Message('ann', 0, 'a b c d e'), _MESSAGES[1]], max_tokens=2)
-  assert texts_of(long, 0) == ['a b', 'hi']
-
-
-def test_characters_become_several_sentences():
-  pieces = _gather(
-    [Message('ann', 0, 'Hark! Oh')], tokenising.CHARACTERS, max_tokens=3
-  )
-  assert texts_of(pieces, 0) == ['H a r', 'k !  ', 'O h']
+@pytest.mark.parametrize(
+  'text, rule, expected',
+  [
+    # The rest of a long sentence is left out, of characters it is another one.
+    ('a b c d e\nhi', tokenising.CHAT, ['a b c', 'hi']),
+    ('use <URL> .', tokenising.SPACED, ['use <URL> .']),
+    ('Hark! Oh', tokenising.CHARACTERS, ['H a r', 'k !  ', 'O h']),
+  ],
+)
+def test_other_rules_and_long_sentences(text, rule, expected):
+  cut = _gather([Message('ann', 0, text)], rule, max_tokens=3)
+  assert texts_of(cut, 0) == expected
 
 
 def test_a_fingerprint_is_the_same_everywhere():
@@ -210,7 +211,7 @@ def test_a_corpus_is_found_by_its_name(tmp_path):
     tmp_path / 'lean_chat' / 'messages.jsonl.gz',
     [message._asdict() for message in _MESSAGES],
   )
-  found = corpora.load('lean_chat', tmp_path, Limits())
+  found = _load('lean_chat', tmp_path)
   assert found.name == 'lean_chat'
   assert _texts(found) == _texts(_gather())
 
@@ -222,7 +223,7 @@ def test_names_of_fields_and_gone_comments_of_reddit(tmp_path):
     {'author': 'ann', 'body': '[removed]', 'created_utc': 7},
   ]
   _write_lines(tmp_path / 'subreddit' / 'RC_2019-01', comments)
-  found = corpora.load('subreddit', tmp_path, Limits())
+  found = _load('subreddit', tmp_path)
   assert _texts(found) == {'ann': ['hi !']}
   assert found.time.tolist() == [7]
 
@@ -231,27 +232,25 @@ def test_a_corpus_of_ones_own_is_a_file_or_a_folder(tmp_path):
   records = [{'user': 'ann', 'text': 'Hi.', 'time': 1}]
   _write_lines(tmp_path / 'mine' / 'a.jsonl', records)
   _write_lines(tmp_path / 'mine' / 'b.jsonl', records)
-  one = corpora.load(str(tmp_path / 'mine' / 'a.jsonl'), None, Limits())
-  both = corpora.load(str(tmp_path / 'mine'), None, Limits())
+  one, both = _load(tmp_path / 'mine' / 'a.jsonl'), _load(tmp_path / 'mine')
   assert (one.name, both.name) == ('a.jsonl', 'mine')
   assert (texts_of(one, 0), texts_of(both, 0)) == (['hi .'], ['hi .', 'hi .'])
 
 
 def test_a_corpus_that_is_not_there_is_refused(tmp_path):
   with pytest.raises(OptionError, match='--data_set=nowhere: is none of lean_'):
-    corpora.load('nowhere', tmp_path, Limits())
+    _load('nowhere', tmp_path)
   with pytest.raises(DataError, match='lean_chat: no data folder is named'):
-    corpora.load('lean_chat', None, Limits())
+    _load('lean_chat')
   with pytest.raises(DataError, match="sub-folder 'subreddit'.*author"):
-    corpora.load('subreddit', tmp_path, Limits())
+    _load('subreddit', tmp_path)
 
 
 def test_a_damaged_line_is_named(tmp_path):
   _write_lines(tmp_path / 'a.jsonl', [{'text': 'Hi.', 'time': 1}])
-  with pytest.raises(
-    DataError, match="a.jsonl, line 1: the field 'author' or 'user' is missing"
-  ):
-    corpora.load(str(tmp_path / 'a.jsonl'), None, Limits())
+  said = "a.jsonl, line 1: the field 'author' or 'user' is missing"
+  with pytest.raises(DataError, match=said):
+    _load(tmp_path / 'a.jsonl')
 
 
 # ---- TFF's files -------------------------------------------------------------
@@ -260,7 +259,7 @@ _STACKOVERFLOW = tff.simulation.datasets.stackoverflow
 _SHAKESPEARE = tff.simulation.datasets.shakespeare
 
 
-def _save(path: pathlib.Path, client_data, held_out=()) -> pathlib.Path:
+def _save(path: pathlib.Path, client_data, held_out=()) -> None:
   """Has TFF write a data set of its own into a file of its own format."""
   path.parent.mkdir(exist_ok=True)
   tff.simulation.datasets.save_to_sql_client_data(
@@ -272,7 +271,6 @@ def _save(path: pathlib.Path, client_data, held_out=()) -> pathlib.Path:
       for client in client_data.client_ids
     },
   )
-  return path
 
 
 @pytest.fixture(scope='module')
@@ -287,7 +285,8 @@ def stackoverflow(tmp_path_factory) -> pathlib.Path:
   return folder
 
 
-def _check_stackoverflow(found: sentences_lib.Sentences) -> None:
+def test_stackoverflow_of_one_sqlite_file(stackoverflow):
+  found = _load('stackoverflow', stackoverflow)
   assert found.authors == ('synthetic_1', 'synthetic_2')
   # In the order of time; the first 20 of 21 tokens.
   assert texts_of(found, 0) == [
@@ -302,23 +301,16 @@ def _check_stackoverflow(found: sentences_lib.Sentences) -> None:
   assert found.bounds.tolist() == [0, 3, 6]
 
 
-def test_stackoverflow_of_one_sqlite_file(stackoverflow):
-  _check_stackoverflow(corpora.load('stackoverflow', stackoverflow, Limits()))
-
-
 def test_only_drawn_clients_are_read(stackoverflow):
-  limits = Limits(max_users=1)
-  found = corpora.load('stackoverflow', stackoverflow, limits)
+  found = _load('stackoverflow', stackoverflow, max_users=1)
   assert len(found.authors) == 1
   # The other one was not read, and so it is not counted as left out.
   assert not found.left_out
 
 
 def test_shakespeare_by_characters(tmp_path):
-  path = _save(
-    tmp_path / 'shakespeare' / 'shakespeare.sqlite',
-    _SHAKESPEARE.get_synthetic(),
-  )
+  path = tmp_path / 'shakespeare' / 'shakespeare.sqlite'
+  _save(path, _SHAKESPEARE.get_synthetic())
   with sqlite3.connect(path) as database:
     for table, columns in (
       ('examples', 'client_id, serialized_example_proto'),
@@ -328,7 +320,7 @@ def test_shakespeare_by_characters(tmp_path):
         f'INSERT INTO {table} (split_name, {columns}) '
         f"SELECT 'test', {columns} FROM {table}"
       )
-  found = corpora.load('shakespeare', tmp_path, Limits(max_tokens=80))
+  found = _load('shakespeare', tmp_path, max_tokens=80)
   assert found.authors[0] == 'MUCH_ADO_ABOUT_NOTHING_EMILIA'
   roles = [text.replace('  ', ' ') for text in texts_of(found, 2)]
   assert roles[0].startswith('H a r k !')
@@ -337,44 +329,28 @@ def test_shakespeare_by_characters(tmp_path):
   assert set(found.time) == {sentences_lib.NO_TIME}
 
 
-def test_missing_files_of_tff_say_how_to_get_them(tmp_path):
-  with pytest.raises(DataError, match='stackoverflow.sqlite.*--download'):
-    corpora.load('stackoverflow', tmp_path, Limits())
-
-
-def test_examples_without_the_fields_are_refused(tmp_path):
-  # Shakespeare under the name of Stack Overflow.
-  data = _SHAKESPEARE.get_synthetic()
-  _save(tmp_path / 'stackoverflow.sqlite', data)
-  with pytest.raises(
-    DataError, match='fields tokens and creation_date of examples are missing'
-  ):
-    corpora.load('stackoverflow', tmp_path, Limits())
+def _ann(tokens: bytes, date: bytes):
+  example = {'tokens': [tokens], 'creation_date': [date]}
+  return tff.simulation.datasets.TestClientData({'ann': example})
 
 
 @pytest.mark.parametrize(
-  'tokens, date, message',
+  'make, held_out, message',
   [
-    (b'hi', b'yesterday', 'Error parsing'),
-    (b'hi', b'', 'a time is missing'),
-    (b'\xff', b'2008-08-10 08:28:52 UTC', 'utf-8'),
+    # Shakespeare under the name of Stack Overflow.
+    (_SHAKESPEARE.get_synthetic, (), 'tokens and creation_date of .* missing'),
+    (lambda: _ann(b'hi', b'yesterday'), (), 'damaged .*Error parsing'),
+    (lambda: _ann(b'hi', b''), (), 'damaged .*a time is missing'),
+    (lambda: _ann(b'\xff', b'2008-08-10 08:28:52 UTC'), (), 'damaged .*utf-8'),
+    (lambda: _ann(b'hi', b''), ['ann'], 'none of 0 authors'),
   ],
 )
-def test_damaged_texts_and_times_are_refused(tmp_path, tokens, date, message):
-  example = {'tokens': [tokens], 'creation_date': [date]}
-  _save(
-    tmp_path / 'stackoverflow.sqlite',
-    tff.simulation.datasets.TestClientData({'ann': example}),
-  )
-  with pytest.raises(DataError, match=f'are missing or damaged .*{message}'):
-    corpora.load('stackoverflow', tmp_path, Limits())
-
-
-def test_a_file_without_clients_of_a_part_is_refused(tmp_path):
-  data = _STACKOVERFLOW.get_synthetic()
-  _save(tmp_path / 'stackoverflow.sqlite', data, held_out=data.client_ids)
-  with pytest.raises(DataError, match='none of 0 authors'):
-    corpora.load('stackoverflow', tmp_path, Limits())
+def test_damaged_files_of_tff_are_refused(tmp_path, make, held_out, message):
+  with pytest.raises(DataError, match='stackoverflow.sqlite.*--download'):
+    _load('stackoverflow', tmp_path)
+  _save(tmp_path / 'stackoverflow.sqlite', make(), held_out)
+  with pytest.raises(DataError, match=message):
+    _load('stackoverflow', tmp_path)
 
 
 def test_a_download_appears_whole_or_not_at_all(tmp_path):
@@ -386,9 +362,7 @@ def test_a_download_appears_whole_or_not_at_all(tmp_path):
   data_set = federated_files.SHAKESPEARE._replace(load_data=load_data)
 
   def read():
-    return list(
-      federated_files.read(data_set, tmp_path, Limits(), download=True)
-    )
+    list(federated_files.read(data_set, tmp_path, Limits(), download=True))
 
   load_data.works = False
   with pytest.raises(DataError, match='TFF cannot fetch it .the line broke'):
@@ -467,11 +441,8 @@ def test_sentences_are_divided_by_time():
     # What they have trained on comes before.
     assert divided[part].older.tolist() == [[0, 7]]
     assert divided[part].newer.tolist() == [newer]
-  assert parts.describe(divided) == {
-    TRAIN: {'users': 2, 'sentences': 8},
-    VALIDATION: {'users': 1, 'sentences': 1},
-    TEST: {'users': 1, 'sentences': 2},
-  }
+  counts = [list(of.values()) for of in parts.describe(divided).values()]
+  assert counts == [[2, 8], [1, 1], [1, 2]]  # Users and sentences of each part.
 
 
 @pytest.mark.parametrize('divide', [parts.divide_users, parts.divide_sentences])
@@ -502,10 +473,8 @@ _WORDS = words.Words(('hi', 'there'), 1)
 @pytest.fixture(scope='module')
 def chatting() -> sentences_lib.Sentences:
   texts = ['hi', 'hi there you', 'you', 'hi there', 'there']
-  return _gather(
-    [Message('ann', 10 * t, text) for t, text in enumerate(texts)],
-    max_tokens=3,
-  )
+  messages = [Message('ann', 10 * t, text) for t, text in enumerate(texts)]
+  return _gather(messages, max_tokens=3)
 
 
 def _one(population, name='ann'):
@@ -538,10 +507,8 @@ def test_what_was_trained_on_comes_with_the_mark_alone(chatting):
 
 
 def test_a_reader_has_the_same_clients(invented, monkeypatch):
-  spec = examples.ExampleSpec(
-    {**_spec('time'), 'x': tf.TensorSpec([20], tf.int32)}
-    | {'y': tf.TensorSpec([20], tf.int32)}
-  )
+  row = tf.TensorSpec([20], tf.int32)
+  spec = examples.ExampleSpec({**_spec('time'), 'x': row, 'y': row})
   divided = parts.divide_users(invented)
   counts = words.count(invented, divided[TRAIN].users)
   learned = words.choose(counts, invented, 50, 3)
@@ -572,7 +539,7 @@ def test_a_part_that_is_not_there_is_refused(chatting):
 )
 @pytest.mark.slow
 def test_lean_chat_and_its_coverage():
-  sentences = corpora.load('lean_chat', _REAL, Limits())
+  sentences = _load('lean_chat', _REAL)
   assert len(sentences.authors) == 2057
   assert len(sentences) == pytest.approx(550_479, abs=10)
   assert len(sentences.tokens) == pytest.approx(7.2e6, rel=0.02)

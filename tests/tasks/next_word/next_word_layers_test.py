@@ -50,8 +50,7 @@ def test_the_lstm_computes_what_keras_computes(jit):
 
 
 @pytest.mark.parametrize(
-  'layer',
-  [layers.TokenRows(3, 2), layers.LoopedLSTM(7)],
+  'layer', [layers.TokenRows(3, 2), layers.LoopedLSTM(7)]
 )
 def test_layers_can_be_made_again(layer):
   again = type(layer).from_config(layer.get_config())

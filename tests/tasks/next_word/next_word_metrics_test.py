@@ -30,11 +30,8 @@ _LABELS = np.array(
 )
 _WEIGHTS = np.array([1.0, 0.5, 2.0, 1.0, 0.0], np.float32)
 _NAMES = (
-  'accuracy',
-  'accuracy_in_vocabulary',
-  'accuracy_top_3',
-  'perplexity',
-  'num_tokens',
+  *('accuracy', 'accuracy_in_vocabulary', 'accuracy_top_3'),
+  *('perplexity', 'num_tokens'),
 )
 
 
@@ -102,9 +99,8 @@ def test_batches_add_up():
     state = pure.update(state, *map(tf.constant, batch))
   expected = _by_hand(_LABELS, logits, _WEIGHTS)
   for name, finalize in pure.finalizers().items():
-    assert finalize(state[name]).numpy() == pytest.approx(
-      expected[name], rel=1e-5
-    )
+    found = finalize(state[name]).numpy()
+    assert found == pytest.approx(expected[name], rel=1e-5)
   assert state['num_tokens'][0].dtype == tf.int64
 
 

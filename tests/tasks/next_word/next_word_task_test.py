@@ -87,9 +87,8 @@ def test_authors_are_divided_and_described():
   counts = _task().counts
   assert counts['users'] == 30
   # 10 and 20 % of the authors.
-  assert [counts[part]['users'] for part in (TRAIN, VALIDATION, TEST)] == [
-    *(21, 3, 6)
-  ]
+  users = [counts[part]['users'] for part in (TRAIN, VALIDATION, TEST)]
+  assert users == [21, 3, 6]
   assert counts['vocabulary'] == 60
   assert 0.5 < counts['coverage'] < 1.0
   spec = _task().model_with(OWN).example_spec
@@ -207,10 +206,7 @@ def test_clients_count_by_their_tokens():
     return losses
 
   model = tff_partial.from_keras(
-    build,
-    loss=loss,
-    metrics=list,
-    labels=tf.TensorSpec([4], tf.int32),
+    build, loss=loss, metrics=list, labels=tf.TensorSpec([4], tf.int32)
   )
   config = _config('fed_yogi', client_weighting='targets')
   process = tff_partial.algorithms.build_fed_avg(
@@ -219,18 +215,13 @@ def test_clients_count_by_their_tokens():
     aggregation=config.server.aggregation(10),
   )
   rows = np.zeros([1, 4], np.int32)
-  cohort = planted.cohort_of(
-    process,
-    {
-      'two tokens': {'x': rows, 'y': np.array([[1, 1, 0, 0]], np.int32)},
-      'four tokens': {'x': rows, 'y': np.array([[4, 4, 4, 4]], np.int32)},
-    },
-    'seed',
-  )
+  clients = {
+    'two tokens': {'x': rows, 'y': np.array([[1, 1, 0, 0]], np.int32)},
+    'four tokens': {'x': rows, 'y': np.array([[4, 4, 4, 4]], np.int32)},
+  }
+  cohort = planted.cohort_of(process, clients, 'seed')
   state = process.initialize()
-  output = planted.run(
-    process, cohort, state, planted.first_states(process, cohort)
-  )
+  output = planted.run(process, cohort, state)
   (before,) = planted.global_weights(process, state).values()
   (after,) = planted.global_weights(process, output.state).values()
   # Steps of 1 and 4, of which the second counts twice: (2 * 1 + 4 * 4) / 6.
@@ -282,32 +273,27 @@ def test_tuning_after_reconstruction_by_nothing_changes_nothing():
 @pytest.mark.slow
 def test_clients_with_a_memory_tune_before_where_a_rate_is_given():
   """Where the memory has no share, it is FedRecon followed by fine-tuning."""
-  rows = {
-    algorithm: Trainable(
-      _config(algorithm=algorithm, **flags), _task()
-    ).evaluation(_task().validation)
-    for algorithm, flags in (
-      ('fed_recon', {}),
-      ('fed_recon_fine_tuning', {'tuning_learning_rate': 0.5}),
-      ('fed_recon_cache', {'tuning_learning_rate': 0.5, 'memory_mixing': 0}),
-    )
-  }
-  plain, tuned, remembering = map(_loss, rows.values())
+
+  def loss(algorithm: str, **flags: Any) -> float:
+    trainable = Trainable(_config(algorithm=algorithm, **flags), _task())
+    return _loss(trainable.evaluation(_task().validation))
+
+  plain = loss('fed_recon')
+  tuned = loss('fed_recon_fine_tuning', tuning_learning_rate=0.5)
+  remembering = loss(
+    'fed_recon_cache', tuning_learning_rate=0.5, memory_mixing=0
+  )
   assert remembering == pytest.approx(tuned, rel=1e-6)
   assert tuned < plain - 1e-3
 
 
 @pytest.mark.slow
 def test_a_trained_state_is_measured_by_the_row_of_fine_tuning():
-  rows = [
-    _run(rounds=2).trained,
-    Trainable(_config(algorithm='fed_recon_fine_tuning'), _task()).process,
-  ]
-  state = rows[0].state
-  weights = rows[1].get_model_weights(state)
-  tf.nest.assert_same_structure(
-    dict(weights.trainable), dict(rows[0].weights.trainable)
-  )
+  trained = _run(rounds=2).trained
+  config = _config(algorithm='fed_recon_fine_tuning')
+  weights = Trainable(config, _task()).process.get_model_weights(trained.state)
+  found, expected = (dict(w.trainable) for w in (weights, trained.weights))
+  tf.nest.assert_same_structure(found, expected)
 
 
 # ---- a vocabulary that is paid for -------------------------------------------
@@ -350,23 +336,14 @@ def test_an_exact_vocabulary_of_a_private_run_is_said_to_be_public():
 def test_more_users_tell_more_words():
   """As many users as there are tell few words; a hundred times as many all."""
   task = _task()
-  users = task.parts[TRAIN].users
-  mechanism = private_words.NoisyThreshold(20, 2.0, 1e-5)
+  learn = functools.partial(
+    *(private_words.learn, task.sentences, task.parts[TRAIN].users, 60),
+    *(private_words.NoisyThreshold(20, 2.0, 1e-5),),
+    noise_seed=0,
+  )
   with pytest.raises(OptionError, match='A word is told if'):
-    private_words.learn(task.sentences, users, 60, mechanism, noise_seed=0)
-  told = [
-    len(
-      private_words.learn(
-        task.sentences,
-        users,
-        60,
-        mechanism,
-        noise_seed=0,
-        simulated_users=simulated,
-      ).words
-    )
-    for simulated in (200, 5000)
-  ]
+    learn()
+  told = [len(learn(simulated_users=number).words) for number in (200, 5000)]
   assert told[0] < told[1] == 60
 
 

@@ -1,5 +1,6 @@
 """Tests of vocabularies: chosen exactly, or under differential privacy."""
 
+import functools
 import json
 import math
 from typing import Any
@@ -108,11 +109,7 @@ def test_a_row_is_beginning_sentence_end_and_padding():
   prints = on_disk.fingerprints('the cat the dog the cat the'.split())
   # Three sentences: of 2, 4 and 1 tokens, where 4 are the most.
   rows = words.encode(prints, np.array([2, 4, 1]), 4)
-  assert rows.tolist() == [
-    [4, 1, 2, 5, 0],
-    [4, 1, 3, 1, 2],
-    [4, 1, 5, 0, 0],
-  ]
+  assert rows.tolist() == [[4, 1, 2, 5, 0], [4, 1, 3, 1, 2], [4, 1, 5, 0, 0]]
 
 
 def test_coverage_is_the_share_of_tokens_in_the_vocabulary(small):
@@ -134,9 +131,8 @@ def test_a_user_counts_for_its_most_frequent_words_alone(small):
   found = dict(zip(small.lexicon.words_of(counts.index), counts, strict=True))
   # The for ann, bird for dan, and one of bob's five words.
   assert found.pop('the', 0) + found.pop('bird', 0) + sum(found.values()) == 3
-  assert small.lexicon.words_of(
-    private_words.bounded_counts(small, [0], 1).index
-  ) == ['the']
+  of_ann = private_words.bounded_counts(small, [0], 1)
+  assert small.lexicon.words_of(of_ann.index) == ['the']
 
 
 def test_without_noise_it_is_exact_but_for_the_bound(small):
@@ -243,13 +239,6 @@ def test_too_few_users_are_refused(small):
     _chosen(small, _TRAINING, 5, few)
 
 
-def test_no_word_beyond_the_threshold_is_an_error():
-  rare = _gather({f'user{number}': f'w{number}' for number in range(30)})
-  mechanism = private_words.NoisyThreshold(1, 1.0, 1e-9)
-  with pytest.raises(DataError, match='no word passes the threshold of 7.0'):
-    _chosen(rare, range(30), 5, mechanism)
-
-
 def test_fewer_words_than_wanted_are_no_error(caplog):
   texts = {f'user{number}': 'common the' for number in range(60)}
   sentences = _gather({**texts, 'user0': 'secret'})
@@ -263,7 +252,9 @@ def test_fewer_words_than_wanted_are_no_error(caplog):
 # ---- what was drawn is kept --------------------------------------------------
 
 
-_NOISY = private_words.NoisyThreshold(30, 0.3, 0.02)
+_NOISY, _NOISIER = (
+  private_words.NoisyThreshold(30, noise, 0.02) for noise in (0.3, 0.4)
+)
 
 
 @pytest.fixture(name='many')
@@ -287,23 +278,15 @@ def test_words_that_are_kept_are_taken_and_not_drawn(many):
     ({'size': 49}, 'vocabulary_size=50, and is asked for with .*=49'),
     ({'users': range(29)}, 'users=30'),
     ({'noise_seed': 1}, 'noise_seed=None'),
-    (
-      {'mechanism': private_words.NoisyThreshold(30, 0.4, 0.02)},
-      'noise_multiplier=0.3',
-    ),
+    ({'mechanism': _NOISIER}, 'noise_multiplier=0.3'),
   ],
 )
 def test_words_that_were_drawn_otherwise_are_refused(many, changed, said):
-  asked = {
-    'sentences': many,
-    'users': range(30),
-    'size': 50,
-    'mechanism': _NOISY,
-  }
+  asked = {'users': range(30), 'size': 50, 'mechanism': _NOISY}
   kept: list[Any] = []
-  private_words.learn(**asked, keep=kept.append)
+  private_words.learn(many, **asked, keep=kept.append)
   with pytest.raises(OptionError, match=said):
-    private_words.learn(**{**asked, **changed}, kept=kept[0])
+    private_words.learn(many, **{**asked, **changed}, kept=kept[0])
 
 
 def test_a_run_does_not_begin_with_words_of_other_sentences(many):
@@ -319,15 +302,15 @@ def test_a_run_does_not_begin_with_words_of_other_sentences(many):
   assert len(kept) == 1
 
 
-def test_that_no_word_passed_is_kept_too():
+def test_that_no_word_passed_is_an_error_and_kept_too():
   rare = _gather({f'user{number}': f'w{number}' for number in range(30)})
   mechanism = private_words.NoisyThreshold(1, 1.0, 1e-9)
   kept: list[Any] = []
-  for options in ({'keep': kept.append}, {}):
-    if kept:
-      options = {'kept': kept[0]}
-    with pytest.raises(DataError, match='no word passes the threshold of 7.0'):
-      private_words.learn(rare, range(30), 5, mechanism, **options)
+  learn = functools.partial(private_words.learn, rare, range(30), 5, mechanism)
+  with pytest.raises(DataError, match='no word passes the threshold of 7.0'):
+    learn(keep=kept.append)
+  with pytest.raises(DataError, match='no word passes the threshold of 7.0'):
+    learn(kept=kept[0])
   assert kept[0]['words'] == ()
 
 

@@ -120,13 +120,13 @@ def test_f1_by_prevalence():
   said = tf.one_hot([1, 0, 0, 0, 0, 1], 2)
   for metric in by_name.values():
     metric.update_state(tf.constant(labels), said)
-  assert float(by_name['f1_share_0.6'].result()) == 0.0
-  assert float(by_name['f1_share_0.2'].result()) == pytest.approx(
-    (1 + 1 / 3) / 2
-  )
-  assert float(by_name['f1'].result()) == pytest.approx((1 + 1 / 3 + 0) / 3)
-  of_others = float(by_name['f1_not_told'].result())
-  assert of_others == pytest.approx((1 / 3 + 0) / 2)
+  for name, expected in {
+    'f1_share_0.6': 0.0,
+    'f1_share_0.2': (1 + 1 / 3) / 2,
+    'f1': (1 + 1 / 3 + 0) / 3,
+    'f1_not_told': (1 / 3 + 0) / 2,
+  }.items():
+    assert float(by_name[name].result()) == pytest.approx(expected)
   alike = [m.name for m in f1.build_metrics([0.5, 0.5])]
   assert alike == ['f1', 'f1_not_told', 'f1_weighted', 'f1_0', 'f1_1']
 
@@ -143,11 +143,14 @@ def test_the_metric_counts_what_the_functions_take():
     metric.update_state(labels, logits, sample_weight=[1, 1, 1, 1, 0])
   counts = [[1, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]]
   np.testing.assert_array_equal(by_name['f1'].counts, counts)
-  assert float(by_name['f1'].result()) == float(f1.average(counts))
-  assert float(by_name['f1_weighted'].result()) == float(f1.weighted(counts))
-  assert float(by_name['f1_0'].result()) == float(f1.macro(counts[0]))
-  assert float(by_name['f1_1'].result()) == 1.0
-  assert np.isnan(float(by_name['f1_2'].result()))
+  for name, expected in {
+    'f1': f1.average(counts),
+    'f1_weighted': f1.weighted(counts),
+    'f1_0': f1.macro(counts[0]),
+    'f1_1': 1.0,
+    'f1_2': np.nan,
+  }.items():
+    np.testing.assert_equal(float(by_name[name].result()), float(expected))
   clone = f1.PreferenceF1.from_config(by_name['f1_1'].get_config())
   assert (clone.name, clone.groups) == ('f1_1', [1])
 
@@ -218,20 +221,16 @@ def fixture_task():
 def test_users_come_with_what_they_think(task):
   model = task.model_with('own')
   support, _ = task.tests['seen'].split
-  parts = {
+  parts = {}
+  for part in _SIZES:
     # The split by mark reads a field, which training users lack.
-    part: task.clients(
-      part,
-      {**model.example_spec, **({} if part == 'train' else support.fields)},
-    )
-    for part in _SIZES
-  }
+    fields = {} if part == 'train' else support.fields
+    parts[part] = task.clients(part, {**model.example_spec, **fields})
   assert [len(p) for p in parts.values()] == [50, 50, 50]
   client = {}
   for part in ('train', 'test'):
-    (value,) = parts[part].cohort(
-      ['3-0001'], sampling.client_seeds(['3-0001'], 0)
-    )
+    seeds = sampling.client_seeds(['3-0001'], 0)
+    (value,) = parts[part].cohort(['3-0001'], seeds)
     client[part] = value['examples']
     assert int(value['count']) == {'train': 20, 'test': 30}[part]
   liked, digit, group, is_prototypical = client['test']['y'].T
@@ -249,13 +248,9 @@ def test_users_come_with_what_they_think(task):
 def test_a_run_measures_so_many_users_drawn_once():
   ids = []
   for seed in (0, 0, 1):
+    users = {'users': 50, 'validation_users': 7, 'test_users': 3}
     config = from_recipe(
-      'mnist_preference_global',
-      data='synthetic',
-      seed=seed,
-      users=50,
-      validation_users=7,
-      test_users=3,
+      'mnist_preference_global', data='synthetic', seed=seed, **users
     )
     task = running.load(config)
     run = trainable.Trainable(config, task)
@@ -275,11 +270,8 @@ def test_a_run_measures_so_many_users_drawn_once():
 def test_counts_and_attributes(task):
   counts = task.counts
   assert counts['users_of_sub_populations'] == [5] * 10
-  assert counts['train'] == {
-    'users': 50,
-    'images': 1000,
-    'distinct_images': counts['train']['distinct_images'],
-  }
+  assert counts['train'].items() >= {'users': 50, 'images': 1000}.items()
+  assert 0 < counts['train']['distinct_images'] <= 1000
   assert 0 < counts['test_images_trained_on_by_somebody'] < 1
   assert task.attributes['7-0002'] == '7'
   assert len(task.attributes) == 50
@@ -305,11 +297,10 @@ def test_the_first_users_of_a_digit_are_prototypical(share, expected):
   spec = task.model_with('heads').example_spec
   users = [f'{digit}-000{number}' for digit in (0, 7) for number in range(5)]
   seeds = sampling.client_seeds(users, 0)
+  cohort = task.clients('train', spec).cohort(users, seeds)
   found = [
     user
-    for user, client in zip(
-      users, task.clients('train', spec).cohort(users, seeds), strict=True
-    )
+    for user, client in zip(users, cohort, strict=True)
     if client['examples']['y'][:, losses.IS_PROTOTYPICAL].all()
   ]
   assert found == [f'{digit}-000{n}' for digit in (0, 7) for n in expected]
@@ -349,12 +340,8 @@ def test_it_trains_and_is_measured_by_f1(task):
     model, split=task.validation.split, batch_size=10
   )
   with tff_partial.runtimes.cohort(jit=False):
-    trained = tff_partial.train(
-      process,
-      task.clients('train', process.example_spec),
-      rounds=2,
-      clients_per_round=3,
-    )
+    clients = task.clients('train', process.example_spec)
+    trained = tff_partial.train(process, clients, rounds=2, clients_per_round=3)
     clients = task.clients('validation', evaluation.example_spec)
     measured = tff_partial.evaluate(
       tff_partial.EvaluationSet(evaluation, clients), trained.weights
@@ -381,10 +368,7 @@ def test_there_may_be_more_heads_than_kinds():
   [
     ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
     ({'num_users': 9}, '--users=9: so few users'),
-    (
-      {'num_users': 10, 'shares': 'imbalanced'},
-      '--users=10: .* no user would like kind 6. Give 18 users',
-    ),
+    ({'num_users': 10, 'shares': 'imbalanced'}, '--users=10: .* Give 18 users'),
     ({'num_groups': 9}, '--set=preference_groups=9: .* fewer than the 10'),
     ({'embedding_size': -1}, 'embedding_size=-1'),
     ({'embedding_spread': 0.0}, '--preference_embedding_spread=0.0'),

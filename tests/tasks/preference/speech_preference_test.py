@@ -27,11 +27,6 @@ def fixture_task():
   return _load(num_voices=7, num_users=30, embedding_size=40)
 
 
-@pytest.fixture(scope='module', name='model')
-def fixture_model(task):
-  return task.model_with('own')
-
-
 def test_the_paper_is_the_default():
   options = speech_preference.SpeechOptions()
   assert (options.shares, options.num_voices) == ('balanced', 20)
@@ -73,22 +68,15 @@ def _outputs_of(encoder: tf.keras.Model, *kinds: str) -> list[tuple[int, ...]]:
 def test_the_encoder_of_appendix_b_2():
   encoder = speech_models.build_encoder((200, 375), 2)
   # PyTorch names the channels first: 16 x 50 x 41, 32 x 7 x 6, 64 x 3 x 3.
-  assert _outputs_of(encoder, 'normalization') == [
-    (50, 41, 16),
-    (7, 6, 32),
-    (3, 3, 64),
-    (256,),
-  ]
+  outputs = _outputs_of(encoder, 'normalization')
+  assert outputs == [(50, 41, 16), (7, 6, 32), (3, 3, 64), (256,)]
   assert _outputs_of(encoder, 'flatten') == [(576,)]
 
 
 def test_the_encoder_of_small_spectrograms():
   encoder = speech_models.build_encoder((40, 48), 2)
-  assert _outputs_of(encoder, 'convolution', 'pool') == [
-    (20, 16, 16),
-    (8, 6, 32),
-    (3, 3, 64),
-  ]
+  outputs = _outputs_of(encoder, 'convolution', 'pool')
+  assert outputs == [(20, 16, 16), (8, 6, 32), (3, 3, 64)]
   assert _outputs_of(encoder, 'flatten') == [(576,)]
   assert encoder.output_shape == (None, 256)
   # Weights and biases; a scale and a shift of each normalized number.
@@ -110,15 +98,16 @@ def test_features_are_normalized():
 
 
 def test_the_head_sees_features_and_embedding():
-  model = preference_models.build_preference(
-    (40, 48), 255, 40, encoder=speech_models.build_encoder
-  )
-  # Of the paper's 256 + 200.
-  assert model.get_layer('head').input_shape == (None, 256 + 40)
-  with pytest.raises(OptionError, match='41 numbers do not fit'):
-    preference_models.build_preference(
-      (40, 48), 255, 41, encoder=speech_models.build_encoder
+  def build(size: int) -> tf.keras.Model:
+    encoder = speech_models.build_encoder
+    return preference_models.build_preference(
+      (40, 48), 255, size, encoder=encoder
     )
+
+  # Of the paper's 256 + 200.
+  assert build(40).get_layer('head').input_shape == (None, 256 + 40)
+  with pytest.raises(OptionError, match='41 numbers do not fit'):
+    build(41)
 
 
 # ---- the task ----------------------------------------------------------------
@@ -138,15 +127,12 @@ def test_nobody_trains_on_what_is_tested(task):
 
 
 @pytest.mark.slow
-def test_it_trains(task, model):
+def test_it_trains(task):
+  model = task.model_with('own')
   process = tff_partial.algorithms.build_fed_recon(model, batch_size=10)
+  clients = task.clients('train', process.example_spec)
   with tff_partial.runtimes.cohort(jit=False):
-    trained = tff_partial.train(
-      process,
-      task.clients('train', process.example_spec),
-      rounds=1,
-      clients_per_round=2,
-    )
+    trained = tff_partial.train(process, clients, rounds=1, clients_per_round=2)
   assert np.isfinite(trained.train['loss'])
 
 

@@ -1,11 +1,14 @@
 """Laws of recordings: wav files, their spectrograms, and voices between two."""
 
+import collections
+import itertools
 import os
 import pathlib
 import wave
 
 import numpy as np
 import pytest
+from scipy import spatial
 from sklearn import discriminant_analysis
 
 from tasks.errors import DataError
@@ -46,18 +49,11 @@ def _tone(hertz: float, seconds: float = 0.5) -> np.ndarray:
 def _corpus(speakers, words, takes: int) -> speech_recordings.Corpus:
   """Noise, a tenth of a second each, which tells all recordings apart."""
   draw = np.random.default_rng(0)
-  return speech_recordings.build_corpus(
-    'noise',
-    _RATE,
-    [
-      Recording(
-        speaker, word, take, draw.normal(0, 0.1, _RATE // 10).astype('f4')
-      )
-      for speaker in speakers
-      for word in words
-      for take in range(takes)
-    ],
-  )
+  recordings = [
+    Recording(*place, draw.normal(0, 0.1, _RATE // 10).astype('f4'))
+    for place in itertools.product(speakers, words, range(takes))
+  ]
+  return speech_recordings.build_corpus('noise', _RATE, recordings)
 
 
 # ---- files -------------------------------------------------------------------
@@ -111,52 +107,37 @@ def test_a_speaker_may_be_a_folder(tmp_path):
   ]
 
 
-def test_a_missing_folder_is_refused(tmp_path):
-  with pytest.raises(DataError, match='no data folder is named.*synthetic'):
-    speech_recordings.load(None)
-  with pytest.raises(DataError, match='nowhere: there is no such folder'):
-    speech_recordings.load(tmp_path / 'nowhere')
-
-
-def test_a_folder_without_sound_is_refused(tmp_path):
-  (tmp_path / 'speech' / 'ada').mkdir(parents=True)
-  with pytest.raises(DataError, match='speech: there are no wav files'):
-    speech_recordings.load(tmp_path)
-
-
-# A file of 44 bytes of header and 8 of sound: the format is from byte 20 on.
-@pytest.mark.parametrize(
-  'place, value',
-  [
-    (0, b'A word'),
-    (22, b'\x00'),
-  ],
-)
-def test_a_damaged_file_is_refused(tmp_path, place, value):
-  path = _write(tmp_path / '7_theo_0.wav', [1, 2, 3, 4])
-  data = bytearray(path.read_bytes())
+def _damage(path: pathlib.Path, place: int, value: bytes) -> None:
+  """Of 44 bytes of header and 8 of sound; the format is from byte 20 on."""
+  data = bytearray(_write(path, [1, 2, 3, 4]).read_bytes())
   assert len(data) == 52
   data[place : place + len(value)] = value
   path.write_bytes(data)
-  with pytest.raises(
-    DataError, match='7_theo_0.wav: no whole wav file .* Fetch it again'
-  ):
-    speech_recordings.load(tmp_path)
 
 
-def test_other_depths_are_refused(tmp_path):
-  _write(tmp_path / '7_theo_0.wav', [b'abc'], width=3)
-  with pytest.raises(DataError, match='samples of type int32.* convert it'):
-    speech_recordings.load(tmp_path)
+def _write_two(path: pathlib.Path) -> None:
+  _write(path.with_name('7_ada_0.wav'))
+  _write(path, rate=16_000)
 
 
-def test_differing_sampling_rates_are_refused(tmp_path):
-  _write(tmp_path / '7_ada_0.wav')
-  _write(tmp_path / '7_theo_0.wav', rate=16_000)
-  with pytest.raises(
-    DataError, match='theo_0.wav: 16000 samples a second, but .*ada_0.* 8000'
-  ):
-    speech_recordings.load(tmp_path)
+@pytest.mark.parametrize(
+  ('write', 'said'),
+  [
+    (lambda path: path.parent.rmdir(), 'data: there is no such folder'),
+    (lambda path: None, 'data: there are no wav files'),
+    (lambda path: _damage(path, 0, b'A word'), 'theo_0.wav: no whole wav file'),
+    (lambda path: _damage(path, 22, b'\0'), 'no whole .* Fetch it again'),
+    (lambda path: _write(path, [b'abc'], width=3), 'int32.* convert it'),
+    (_write_two, 'theo_0.wav: 16000 samples a second, but .*ada_0.* 8000'),
+  ],
+)
+def test_other_folders_and_files_are_refused(tmp_path, write, said):
+  with pytest.raises(DataError, match='no data folder is named.*synthetic'):
+    speech_recordings.load(None)
+  (tmp_path / 'data').mkdir()
+  write(tmp_path / 'data' / '7_theo_0.wav')
+  with pytest.raises(DataError, match=said):
+    speech_recordings.load(tmp_path / 'data')
 
 
 # ---- parts -------------------------------------------------------------------
@@ -216,12 +197,10 @@ def test_loudness_is_not_seen():
 def test_a_frame_begins_every_20_milliseconds():
   for samples, frames in [(1, 1), (160, 1), (161, 2), (50_000, 48)]:
     noise = np.random.default_rng(0).normal(size=samples).astype(np.float32)
-    found = speech_spectrograms.log_mel(noise, _RATE)
-    assert found.shape == (frames, 40)
     # And the same again.
-    np.testing.assert_array_equal(
-      found, speech_spectrograms.log_mel(noise, _RATE)
-    )
+    found, again = (speech_spectrograms.log_mel(noise, _RATE) for _ in range(2))
+    assert found.shape == (frames, 40)
+    np.testing.assert_array_equal(found, again)
 
 
 def test_a_picture_is_low_to_high_and_left_to_right():
@@ -270,9 +249,7 @@ def test_no_other_path_is_shorter():
     return word - word.mean(axis=0)
 
   for one, other, path in zip(ones, others, paths, strict=True):
-    distances = np.linalg.norm(
-      centred(one)[:, np.newaxis] - centred(other), axis=-1
-    )
+    distances = spatial.distance.cdist(centred(one), centred(other))
 
     def least(row, column, distances=distances):
       before = [
@@ -304,21 +281,13 @@ def test_nothing_crosses_parts():
   corpus = _corpus(['ada', 'bob'], ['yes', 'no'], 20)
   spoken = speech_voices.speak(corpus, 3)
   np.testing.assert_array_equal(spoken.images.labels, np.repeat(range(3), 40))
-  names, counts = np.unique(spoken.part_of, return_counts=True)
-  assert dict(zip(names, counts, strict=True)) == {
-    'train': 3 * 30,
-    'validation': 3 * 5,
-    'test': 3 * 5,
-  }
+  counts = collections.Counter(spoken.part_of.tolist())
+  assert counts == {'train': 3 * 30, 'validation': 3 * 5, 'test': 3 * 5}
   # Another noise in a recording that is for tests: bob's first one.
   changed = list(corpus.recordings)
-  (place,) = [
-    i
-    for i, r in enumerate(changed)
-    if (r.speaker, r.word, r.take) == ('bob', 'no', 0)
-  ]
-  samples = changed[place].samples[::-1] ** 2
-  changed[place] = Recording('bob', 'no', 0, samples)
+  said = [(r.speaker, r.word, r.take) for r in changed]
+  place = said.index(('bob', 'no', 0))
+  changed[place] = Recording(*said[place], changed[place].samples[::-1] ** 2)
   other = speech_voices.speak(
     speech_recordings.build_corpus('other', _RATE, changed), 3
   )
@@ -335,9 +304,8 @@ def test_speakers_without_common_words_have_no_voice_between_them():
   others = _corpus(['bob'], ['no'], 20).recordings
   corpus = speech_recordings.build_corpus('own', _RATE, [*ones, *others])
   assert len(speech_voices.speak(corpus, 2).images) == 40
-  with pytest.raises(
-    DataError, match='voice 0.5 ada . 0.5 bob: .* have 0 .* as many voices as'
-  ):
+  said = 'voice 0.5 ada . 0.5 bob: .* have 0 .* as many voices as'
+  with pytest.raises(DataError, match=said):
     speech_voices.speak(corpus, 3)
 
 
@@ -359,8 +327,10 @@ def _recognised(spoken: speech_voices.Utterances) -> float:
 
 @pytest.mark.slow
 def test_invented_voices_can_be_told_apart():
-  corpus = speech_synthetic.generate(num_speakers=4, num_words=3, num_takes=10)
-  again = speech_synthetic.generate(num_speakers=4, num_words=3, num_takes=10)
+  corpus, again = (
+    speech_synthetic.generate(num_speakers=4, num_words=3, num_takes=10)
+    for _ in range(2)
+  )
   for one, other in zip(corpus.recordings, again.recordings, strict=True):
     np.testing.assert_array_equal(one.samples, other.samples)
     assert np.abs(one.samples).max() <= 1

@@ -26,7 +26,6 @@ from tasks.ratings import options as ratings_options
 from tasks.ratings import tables
 from tasks.ratings import task as ratings_task
 from tasks.task import Data
-from tests.support import commands
 from tests.support.small_clients import real_examples
 from tff_partial.data import splits
 from tff_partial.data import vocabularies
@@ -38,6 +37,9 @@ ann,Alien,5,2000-01-01
 ann,Heat,2,1999-01-01
 bob,"Good, Bad",1,1998-01-01
 """
+
+
+_HEAD = 'user,item,rating'
 
 
 def _write(folder: pathlib.Path, text: str | bytes = _TEXT) -> pathlib.Path:
@@ -68,12 +70,9 @@ def test_a_file_may_be_below_the_home_folder(tmp_path, monkeypatch):
 
 def test_names_are_kept_and_columns_are_guessed(tmp_path):
   table = _read(_write(tmp_path))
-  assert table.columns == {
-    'user': 'user',
-    'item': 'film',
-    'rating': 'stars',
-    'time': 'date',
-  }
+  names = table.columns['user'], table.columns['item']
+  assert names == ('user', 'film')
+  assert (table.columns['rating'], table.columns['time']) == ('stars', 'date')
   assert table.name == 'stars.csv'
   assert _names(table) == (['ann', 'bob'], ['Alien', 'Good, Bad', 'Heat'])
   frame = table.frame
@@ -93,17 +92,11 @@ def test_names_are_kept_and_columns_are_guessed(tmp_path):
       'who what how\n007 10 3.5\n7 9 1\n',
       {'user': 'who', 'item': 'what', 'rating': 'how', 'separator': ' '},
     ),
-    ('user\titem, rating\n', None),
     ('user, item, rating\n007, 10, 3.5\n7, 9, 1\n', {'separator': ','}),
   ],
 )
 def test_other_forms_of_the_same_are_read(tmp_path, text, options):
-  path = _write(tmp_path, text)
-  if options is None:
-    with pytest.raises(DataError, match='no columns could be the user'):
-      _read(path)
-    return
-  table = _read(path, **options)
+  table = _read(_write(tmp_path, text), **options)
   # Ids are texts: 007 is not 7, and 10 stands before 9.
   assert _names(table) == (['007', '7'], ['10', '9'])
   assert table.frame['rating'].tolist() == [3.5, 1.0]
@@ -111,45 +104,45 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
 
 
 @pytest.mark.parametrize(
-  ('text', 'options', 'message'),
+  ('text', 'message'),
   [
-    ('', {}, 'stars.csv: the file is empty. .* another one with --csv=FILE'),
-    ('user,item,rating\na,b,1\na,c\n', {}, 'line 3: there is no rating'),
-    ('user,item,rating\na,b,1\n\na,c,4,5\n', {}, '3 fields in line 4, saw 4'),
+    ('', 'stars.csv: the file is empty. .* another one with --csv=FILE'),
+    (f'{_HEAD}\na,b,1\na,c\n', 'line 3: there is no rating'),
+    (f'{_HEAD}\na,b,1\n\na,c,4,5\n', '3 fields in line 4, saw 4'),
     (
-      'user,item,rating\na,b,good\n',
-      {},
+      f'{_HEAD}\na,b,good\n',
       "line 2: 'rating' should be a number .*, found 'good'. .* --csv_rating",
     ),
     (
-      'user,item,rating\na,b,1\n , c ,4\n',
-      {},
+      f'{_HEAD}\na,b,1\n , c ,4\n',
       'line 3: there is no user. .*--csv_missing=drop',
     ),
     (
-      'user,item,rating,time\na,b,1,3\na,c,2,soon\n',
-      {},
+      f'{_HEAD},time\na,b,1,3\na,c,2,soon\n',
       "line 3: 'time' should be a number or a date .*, found 'soon'",
     ),
-    (b'user,item,rating\na,b\xff,1\n', {}, 'byte 0xff .*save it as UTF-8'),
-    ('user,item,rating\na,"b,1\n', {}, 'EOF inside string starting at row 1'),
+    (b'user,item,rating\na,b\xff,1\n', 'byte 0xff .*save it as UTF-8'),
+    (f'{_HEAD}\na,"b,1\n', 'EOF inside string starting at row 1'),
+    ('user\titem, rating\n', 'no columns could be the user'),
     (
       'user,movie,item,rating\n',
-      {},
       '2 columns could be the item. Name another one with --csv_item=COLUMN; '
       "the columns are 'user', 'movie', 'item', 'rating'",
     ),
-    (
-      _TEXT,
-      {'rating': 'star'},
-      "no columns have the name 'star'. .* --csv_rating=COLUMN; the columns "
-      "are 'user', 'film', 'stars', 'date'. Did you mean 'stars'",
-    ),
   ],
 )
-def test_damaged_files_are_refused(tmp_path, text, options, message):
+def test_damaged_files_are_refused(tmp_path, text, message):
   with pytest.raises(DataError, match=message):
-    _read(_write(tmp_path, text), **options)
+    _read(_write(tmp_path, text))
+
+
+def test_a_column_that_is_not_there_is_refused(tmp_path):
+  said = (
+    "no columns have the name 'star'. .* --csv_rating=COLUMN; the columns "
+    "are 'user', 'film', 'stars', 'date'. Did you mean 'stars'"
+  )
+  with pytest.raises(DataError, match=said):
+    _read(_write(tmp_path), rating='star')
 
 
 @pytest.mark.parametrize(
@@ -167,6 +160,15 @@ def test_what_is_no_file_is_refused(tmp_path, file, message):
     ratings_task.RatingsOptions(csv=csv_files.Csv(path)).load(Data(), 0)
 
 
+def _load(**options: Any) -> ratings_task.RatingsTask:
+  options = ratings_task.RatingsOptions(**options)
+  return options.load(Data(data='synthetic'), 0)
+
+
+def _parse(flags: str) -> Config:
+  return command_line.parse(flags.split())
+
+
 @pytest.mark.parametrize(
   ('make', 'message'),
   [
@@ -175,26 +177,17 @@ def test_what_is_no_file_is_refused(tmp_path, file, message):
       lambda: ratings_options.Ends(export_formats=('onnx',)),
       "--export_formats=onnx: 'onnx' is none of saved_model, tflite",
     ),
+    (lambda: _load(public_mean=3.0), 'public_mean=3.0: .* --nocentred'),
     (
-      lambda: ratings_task.RatingsOptions(public_mean=3.0),
-      'public_mean=3.0: .* --nocentred',
-    ),
-    (
-      lambda: ratings_task.RatingsOptions(csv=csv_files.Csv('a.csv')).load(
-        Data(data='synthetic'), 0
-      ),
+      lambda: _load(csv=csv_files.Csv('a.csv')),
       '--csv=a.csv: a run with --data=synthetic reads no file',
     ),
     (
-      lambda: ratings_task.RatingsOptions(
-        ends=ratings_options.Ends(top_n_user='user 12')
-      ).load(Data(data='synthetic'), 0),
+      lambda: _load(ends=ratings_options.Ends(top_n_user='user 12')),
       "no user 'user 12' among the 600 .* Did you mean 'user 0",
     ),
     (
-      lambda: command_line.parse(
-        ['--task=ratings', '--target_epsilon=8', '--delta=1e-5']
-      ),
+      lambda: _parse('--task=ratings --target_epsilon=8 --delta=1e-5'),
       '--centred=True: .*mean of all training ratings',
     ),
   ],
@@ -224,32 +217,23 @@ def test_the_last_of_several_ratings_of_an_item_stays(tmp_path):
   # Of item b the latest, and of two of that time the later line.
   assert found.frame['rating'].tolist() == [3.0, 4.0]
   assert found.left_out == {'earlier ratings of the same item': 2}
-  without = tables.choose(
-    _read(_write(tmp_path, text.replace('time', 'other')))
-  )
+  path = _write(tmp_path, text.replace('time', 'other'))
+  without = tables.choose(_read(path))
   assert without.frame['rating'].tolist() == [3.0, 4.0]
   assert not without.has_times
 
 
 def test_few_ratings_are_left_out_until_none_has_few(tmp_path, caplog):
   # Without dan's single rating item z has one; without z, cid has one.
-  text = 'user,item,rating\n' + ''.join(
-    f'{user},{item},{stars}\n'
-    for user, item, stars in [
-      *(('ann', 'x', 1), ('ann', 'y', 5), ('bob', 'x', 2), ('bob', 'y', 4)),
-      *(('cid', 'x', 3), ('cid', 'z', 3), ('dan', 'z', 3)),
-    ]
-  )
-  table = _read(_write(tmp_path, text))
+  lines = 'ann,x,1 ann,y,5 bob,x,2 bob,y,4 cid,x,3 cid,z,3 dan,z,3'.split()
+  table = _read(_write(tmp_path, '\n'.join([_HEAD, *lines, ''])))
   with caplog.at_level(logging.WARNING, 'absl'):
     found = tables.choose(table, min_per_user=2, min_per_item=2)
   assert found.user_names == ('ann', 'bob')
   assert found.item_titles == ('x', 'y')
   assert 'stars.csv: left out 2 users with few ratings' in caplog.text
-  assert found.left_out == {
-    'users with few ratings': 2,
-    'items with few ratings': 1,
-  }
+  few = {'users with few ratings': 2, 'items with few ratings': 1}
+  assert found.left_out == few
   with pytest.raises(DataError, match='none of 7 ratings is left, since each'):
     tables.choose(table, min_per_user=4)
 
@@ -284,8 +268,7 @@ def test_steps_of_ratings(ratings, step):
 
 @pytest.fixture(scope='module', name='task')
 def fixture_task() -> ratings_task.RatingsTask:
-  options = ratings_task.RatingsOptions(num_factors=3, max_examples=30)
-  return options.load(Data(data='synthetic'), 0)
+  return _load(num_factors=3, max_examples=30)
 
 
 def test_users_are_divided_and_have_their_names(task):
@@ -347,9 +330,8 @@ def test_ratings_on_any_scale_are_learned_alike():
   for lowest, highest in ((0.0, 100.0), (-1.0, 1.0), (1.0, 5.0)):
     unit = ratings_models.unit_of((lowest, highest))
     loss = ratings_models.SquaredStars(unit)
-    assert loss(
-      lowest + unit * (stars - 1), lowest + unit * (predicted - 1)
-    ).numpy() == pytest.approx(expected, rel=1e-5)
+    rated, said = (lowest + unit * (x - 1) for x in (stars, predicted))
+    assert float(loss(rated, said)) == pytest.approx(expected, rel=1e-5)
     again = ratings_models.SquaredStars.from_config(loss.get_config())
     assert again.unit == unit
 
@@ -370,14 +352,9 @@ def test_metrics_by_hand():
   assert names == ['rmse', 'mae']
 
 
-def test_other_forms_of_the_model_are_refused(task):
-  with pytest.raises(
-    OptionError, match='--user_form=features: the model of the'
-  ):
+def test_other_forms_of_the_model_and_other_users_are_refused(task):
+  with pytest.raises(OptionError, match='--user_form=features: the model of'):
     task.model_with('features')
-
-
-def test_users_that_are_not_there_are_refused(task):
   with pytest.raises(OptionError, match="Did you mean 'user 0077'"):
     task.rated_by('user 00077')
   with pytest.raises(OptionError, match="called like 'user 0001'"):
@@ -402,21 +379,10 @@ def _taste_file(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _config(path: pathlib.Path, *arguments: str) -> Config:
-  return command_line.parse(
-    [
-      f'--flagfile={commands.ROOT}/tasks/recipes/ratings_fed_recon.flags',
-      f'--csv={path}',
-      '--csv_user=person',
-      '--csv_item=song',
-      '--csv_rating=points',
-      '--clients_per_round=8',
-      '--num_factors=2',
-      '--rounds=20',
-      '--evaluate_every=20',
-      '--jit=false',
-      *arguments,
-    ]
-  )
+  flags = """--recipe=ratings_fed_recon --csv_user=person --csv_item=song
+    --csv_rating=points --clients_per_round=8 --num_factors=2 --rounds=20
+    --evaluate_every=20 --jit=false"""
+  return command_line.parse([*flags.split(), f'--csv={path}', *arguments])
 
 
 @pytest.mark.slow
@@ -486,12 +452,8 @@ def test_a_file_becomes_a_top_10_and_an_export(tmp_path, capsys):
 )
 def test_other_algorithms_learn_it(tmp_path, capsys, algorithm, said):
   config = _config(
-    _taste_file(tmp_path),
-    f'--algorithm={algorithm}',
-    '--reconstruction_epochs=1',
-    '--rounds=2',
-    '--evaluate_every=2',
-    '--export_formats=',
+    *(_taste_file(tmp_path), f'--algorithm={algorithm}', '--rounds=2'),
+    *('--reconstruction_epochs=1', '--evaluate_every=2', '--export_formats='),
   )
   output = Output(str(tmp_path / 'out'), tensorboard=False)
   report = run(config, output).report

@@ -47,16 +47,10 @@ def _load(folder, **choices) -> subreddit_data.Documents:
 
 
 def _rows(documents: subreddit_data.Documents) -> list[tuple]:
-  return [
-    (documents.authors[author], documents.labels[label], int(time), text)
-    for author, label, time, text in zip(
-      documents.author,
-      documents.label,
-      documents.time,
-      documents.texts,
-      strict=True,
-    )
-  ]
+  authors = np.take(documents.authors, documents.author)
+  labels = np.take(documents.labels, documents.label)
+  columns = authors, labels, documents.time, documents.texts
+  return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 # ---- reading -----------------------------------------------------------------
@@ -96,11 +90,8 @@ def test_what_is_gone_is_left_out_and_counted(tmp_path):
   )
   documents = _load(_write(tmp_path, _COMMENTS + gone))
   assert len(documents) == 7
-  assert documents.left_out == {
-    'author_deleted': 1,
-    'text_deleted': 2,
-    'text_empty': 1,
-  }
+  expected = {'author_deleted': 1, 'text_deleted': 2, 'text_empty': 1}
+  assert documents.left_out == expected
 
 
 def test_the_largest_subreddits_are_chosen_before_the_authors(tmp_path):
@@ -144,14 +135,8 @@ _WORST_TEXTS = (
 
 def test_texts_at_their_worst_are_texts(tmp_path):
   authors = ['\0', '\U0001f600', '\u202eann', 'e\u0301', '\xe9', 'x' * 9_999]
-  _write(
-    tmp_path,
-    [
-      (author, 'nba', time, text)
-      for author in authors
-      for time, text in enumerate(_WORST_TEXTS)
-    ],
-  )
+  texts = [('nba', *text) for text in enumerate(_WORST_TEXTS)]
+  _write(tmp_path, [(author, *text) for author in authors for text in texts])
   documents = _load(tmp_path)
   # Line separators alone are white space, so nothing.
   expected = [text[:280] for text in _WORST_TEXTS if not text.isspace()]
@@ -162,9 +147,8 @@ def test_texts_at_their_worst_are_texts(tmp_path):
   vocabulary = text_encoding.learn_vocabulary(documents.texts, 20)
   encoded = vocabulary.encode(documents.texts, 30)
   assert encoded.shape == (len(documents), 30)
-  assert (
-    (encoded > 0).sum(axis=1) == [min(len(t), 30) for t in expected] * 6
-  ).all()
+  lengths = (encoded > 0).sum(axis=1).tolist()
+  assert lengths == [min(len(text), 30) for text in expected] * 6
 
 
 def test_messages_keep_their_labels(tmp_path):
@@ -215,16 +199,11 @@ def _documents(*counts: int) -> subreddit_data.Documents:
 def test_every_author_is_divided():
   documents = _documents(76, 10, 1)
   parts = subreddit_parts.divide(documents)
-  sizes = [
-    [len(own) for own in parts.by_author(parts[part])]
-    for part in ('train', 'validation', 'test')
-  ]
+  held = [parts[part] for part in ('train', 'validation', 'test')]
+  sizes = [[len(own) for own in parts.by_author(part)] for part in held]
   # 0.8 * 76 is 60.8, 0.9 * 76 is 68.4. One document is for training.
   assert sizes == [[60, 8, 1], [8, 1], [8, 1]]
-  together = np.concatenate(
-    [parts[part] for part in ('train', 'validation', 'test')]
-  )
-  assert sorted(together) == list(range(87))
+  assert sorted(np.concatenate(held)) == list(range(87))
 
 
 def test_the_seed_divides_and_other_authors_do_not_matter():
@@ -343,11 +322,9 @@ def test_the_nearest_document_is_the_authors_own():
   documents = _labelled({'ann': 'xyzx', 'bob': 'xyz'})
   x, y, z = (documents.labels.index(label) for label in 'xyz')
   documents.time[:] = [0, 9, 20, 30, 40, 50, 60]
+  rows = {str(row): np.array([row]) for row in range(7)}
   found = subreddit_predictors.accuracies(
-    documents,
-    np.arange(7),
-    np.array([5, 2, 0]),
-    {str(row): np.array([row]) for row in range(7)},
+    documents, np.arange(7), np.array([5, 2, 0]), rows
   )['author_nearest_in_time']
   said = np.array([x, x, z, z, y, y, y])
   assert list(found.values()) == (said == documents.label).tolist()

@@ -16,18 +16,13 @@ _CHARS = 12
 
 
 def _sizes(**sizes) -> subreddit_models.DocumentSizes:
-  small = {'char_embedding': 3, 'lstm_units': 4, 'mlp_units': (5,)}
-  return subreddit_models.DocumentSizes(
-    **{**small, 'user_embedding': 7, **sizes}
-  )
+  small = {'char_embedding': 3, 'lstm_units': 4, 'user_embedding': 7}
+  return subreddit_models.DocumentSizes(**{**small, 'mlp_units': (5,), **sizes})
 
 
 def _build(user=OWN, num_outputs=6, vocabulary_size=20, num_users=9, **sizes):
   return subreddit_models.build_document_model(
-    vocabulary_size,
-    _CHARS,
-    num_outputs,
-    _sizes(**sizes),
+    *(vocabulary_size, _CHARS, num_outputs, _sizes(**sizes)),
     user=user,
     num_users=num_users,
   )
@@ -52,19 +47,20 @@ def _from_keras(user, **sizes):
 def test_the_fused_lstm_computes_what_keras_computes(go_backwards):
   generator = np.random.default_rng(0)
   inputs = generator.normal(size=(5, 11, 3)).astype(np.float32)
-  keras = tf.keras.layers.LSTM(
-    4, return_sequences=True, go_backwards=go_backwards
-  )
+  options = {'return_sequences': True, 'go_backwards': go_backwards}
+  keras = tf.keras.layers.LSTM(4, **options)
   keras.build(inputs.shape)
   values = [generator.normal(size=w.shape) * 0.5 for w in keras.get_weights()]
   keras.set_weights(values)
   ours = layers.FusedLSTM(4, go_backwards)
   ours.build(inputs.shape)
+
   # Keras has input, forget, cell, output, and no bias that is always there.
-  ordered = [
-    np.concatenate([np.split(w, 4, -1)[gate] for gate in (0, 2, 1, 3)], -1)
-    for w in values
-  ]
+  def in_our_order(w):
+    gates = np.split(np.asarray(w), 4, -1)
+    return np.concatenate([gates[gate] for gate in (0, 2, 1, 3)], -1)
+
+  ordered = [in_our_order(w) for w in values]
   ordered[2][8:12] -= 1.0
   ours.set_weights(ordered)
 
@@ -82,15 +78,9 @@ def test_the_fused_lstm_computes_what_keras_computes(go_backwards):
   our_y, our_gradients = run(ours, False)
   np.testing.assert_allclose(our_y, y, atol=1e-5)
   np.testing.assert_allclose(our_gradients[0], gradients[0], atol=1e-5)
-  for our_gradient, gradient in zip(
-    our_gradients[1:], gradients[1:], strict=True
-  ):
-    gates = np.split(gradient, 4, -1)
-    np.testing.assert_allclose(
-      our_gradient,
-      np.concatenate([gates[gate] for gate in (0, 2, 1, 3)], -1),
-      atol=1e-4,
-    )
+  expected = map(in_our_order, gradients[1:])
+  for found, gradient in zip(our_gradients[1:], expected, strict=True):
+    np.testing.assert_allclose(found, gradient, atol=1e-4)
 
 
 def test_ngrams_tell_characters_by_those_before_them():
@@ -182,15 +172,10 @@ def test_users_who_drift_have_a_vector_for_each_control_point(user):
 
 
 def test_all_options_together():
+  shares = {'place_dropout': 0.2, 'dropout': 0.5, 'unknown_users': 0.5}
+  ngrams = {'ngram_lengths': (2, 4), 'ngram_buckets': 50}
   model = _build(
-    ngram_lengths=(2, 4),
-    ngram_buckets=50,
-    places_per_step=3,
-    place_dropout=0.2,
-    mlp_units=(5, 4),
-    dropout=0.5,
-    mean_of_places=True,
-    unknown_users=0.5,
+    places_per_step=3, mlp_units=(5, 4), mean_of_places=True, **ngrams, **shares
   )
   names = {layer.name for layer in model.layers}
   assert {'ngram_embedding_2', 'ngram_embedding_4', 'mlp_1'} <= names
@@ -239,13 +224,8 @@ def test_texts_are_small_in_memory():
 
 @pytest.mark.parametrize(
   ('name', 'value'),
-  [
-    ('control_points', 1),
-    ('mlp_units', (5, 0)),
-    ('ngram_lengths', (0,)),
-    ('dropout', -0.1),
-    ('unknown_users', 1.0),
-  ],
+  [('control_points', 1), ('mlp_units', (5, 0)), ('ngram_lengths', (0,))]
+  + [('dropout', -0.1), ('unknown_users', 1.0)],
 )
 def test_sizes_that_make_no_sense_are_refused(name, value):
   with pytest.raises(OptionError, match=name):

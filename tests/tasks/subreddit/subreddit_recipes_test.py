@@ -37,9 +37,8 @@ def test_recipes_build_what_they_are_named_after(recipe):
   assert trainable.process.is_stateless is not remembers
   # What is private is in no type of the server.
   state = trainable.process.initialize.type_signature.result.member
-  assert ('user_embedding' in str(state)) is (
-    recipe == 'subreddit_personalized_server'
-  )
+  is_at_server = recipe == 'subreddit_personalized_server'
+  assert ('user_embedding' in str(state)) is is_at_server
   kept = trainable.process.initialize_client.type_signature.result
   assert ('user_embedding' in str(kept)) is remembers
 

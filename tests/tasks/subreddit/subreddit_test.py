@@ -61,8 +61,13 @@ def fixture_sticker():
   )
 
 
-def _client(task, part: str, author: str, spec) -> dict:
-  """An author's real examples."""
+def _ids(task, part: str) -> tuple[str, ...]:
+  return task.clients(part, task.model_with('own').example_spec).client_ids
+
+
+def _client(task, part: str, author: str = _AUTHOR, **more) -> dict:
+  """An author's real examples, with what the local model reads and more."""
+  spec = {**task.model_with('own').example_spec, **more}
   return real_examples(task.clients(part, spec), author)
 
 
@@ -76,12 +81,9 @@ def _texts_of(task, encoded: np.ndarray) -> list[str]:
 
 @pytest.mark.slow
 def test_examples_are_the_authors_comments(task):
-  spec = task.model_with('own').example_spec
-  found = []
-  clients = {part: task.clients(part, spec) for part in ('train', 'test')}
-  author = clients['test'].client_ids[0]
+  found, author = [], _ids(task, 'test')[0]
   for part in ('train', 'validation', 'test'):
-    mine = _client(task, part, author, spec)
+    mine = _client(task, part, author)
     found += list(zip(_texts_of(task, mine['x']), mine['y'], strict=True))
   documents = task.documents
   rows = documents.author == documents.authors.index(author)
@@ -94,39 +96,28 @@ def test_examples_are_the_authors_comments(task):
 
 
 def test_who_personalises_first_comes_with_its_training_comments(task):
-  spec = task.model_with('own').example_spec
-  marked = {**spec, 'is_query': tf.TensorSpec([], tf.int32)}
-  author = task.clients('test', spec).client_ids[0]
-  found = _client(task, 'test', author, marked)
+  author = _ids(task, 'test')[0]
+  found = _client(task, 'test', author, is_query=tf.TensorSpec([], tf.int32))
   past = found['is_query'] == 0
   for part, mine in (('train', past), ('test', ~past)):
-    expected = _client(task, part, author, spec)
+    expected = _client(task, part, author)
     np.testing.assert_array_equal(found['x'][mine], expected['x'])
     np.testing.assert_array_equal(found['y'][mine], expected['y'])
 
 
 def test_a_form_that_documents_have_no_model_in_is_refused(task):
-  with pytest.raises(
-    OptionError, match='--user_form=features: the model of the'
-  ):
+  with pytest.raises(OptionError, match='--user_form=features: the model of'):
     task.model_with('features')
 
 
 def test_everybody_in_training_is_measured_and_nobody_new_trains(task):
-  spec = task.model_with('own').example_spec
-  train, test, new = (
-    set(task.clients(part, spec).client_ids)
-    for part in ('train', 'test', 'new')
+  train, test, new, mixed = (
+    set(_ids(task, part)) for part in ('train', 'test', 'new', 'mixed')
   )
   assert train == test and len(train) == 24 and len(new) == 6
   assert not train & new
-  mixed = set(task.clients('mixed', spec).client_ids)
-  several = task.documents.has_several_labels
-  assert mixed == {
-    author
-    for author, is_mixed in zip(task.documents.authors, several, strict=True)
-    if is_mixed and author in test
-  }
+  several = np.flatnonzero(task.documents.has_several_labels)
+  assert mixed == {task.documents.authors[place] for place in several} & test
 
 
 def test_the_tests_are_of_authors_seen_and_new(task):
@@ -140,16 +131,16 @@ def test_the_tests_are_of_authors_seen_and_new(task):
 def test_without_authors_held_out_nobody_is_new(sticker):
   assert list(sticker.tests) == ['seen', 'mixed']
   with pytest.raises(DataError, match="the part 'new' has no documents"):
-    sticker.clients('new', sticker.model_with('own').example_spec)
+    _ids(sticker, 'new')
 
 
 @pytest.mark.slow
 def test_the_table_is_told_who_writes(task):
-  spec = task.model_with(TABLE).example_spec
+  clients = task.clients('train', task.model_with(TABLE).example_spec)
   author = task.documents.authors.index(_AUTHOR)
-  mine = _client(task, 'train', _AUTHOR, spec)
+  mine = real_examples(clients, _AUTHOR)
   assert set(mine['x']['user'].tolist()) == {author}
-  own = _client(task, 'train', _AUTHOR, task.model_with('own').example_spec)
+  own = _client(task, 'train')
   np.testing.assert_array_equal(mine['x']['text'], own['x'])
 
 
@@ -161,10 +152,7 @@ def test_who_drifts_is_told_when_it_writes():
     dataclasses.replace(_options(), sizes=sizes),
     0,
   )
-  spec = dict(
-    task.model_with('own').example_spec, time=tf.TensorSpec([], tf.int64)
-  )
-  mine = _client(task, 'train', _AUTHOR, spec)
+  mine = _client(task, 'train', time=tf.TensorSpec([], tf.int64))
   assert sorted(mine['x']) == ['text', 'when']
   by_time = mine['x']['when'][np.argsort(mine['time'])]
   np.testing.assert_allclose(by_time, np.linspace(0, 1, len(by_time)))
@@ -173,10 +161,7 @@ def test_who_drifts_is_told_when_it_writes():
 
 
 def test_a_split_by_time_gets_the_times(task):
-  spec = dict(
-    task.model_with('own').example_spec, time=tf.TensorSpec([], tf.int64)
-  )
-  mine = _client(task, 'train', _AUTHOR, spec)
+  mine = _client(task, 'train', time=tf.TensorSpec([], tf.int64))
   rows = task.documents.author == task.documents.authors.index(_AUTHOR)
   assert set(mine['time']) <= set(task.documents.time[rows])
 
@@ -191,15 +176,11 @@ def test_characters_are_learned_from_training_alone():
 
 
 def test_authors_are_coloured_by_training_alone(task, sticker):
-  spec = task.model_with('own').example_spec
   attribute = task.attributes
-  assert set(attribute) == set(task.clients('train', spec).client_ids)
-  labels = _client(task, 'train', _AUTHOR, spec)['y']
-  most = np.bincount(labels).argmax()
+  assert set(attribute) == set(_ids(task, 'train'))
+  most = np.bincount(_client(task, 'train')['y']).argmax()
   assert attribute[_AUTHOR] == task.documents.labels[most]
-  clicks = _client(
-    sticker, 'train', 'user0003', sticker.model_with('own').example_spec
-  )
+  clicks = _client(sticker, 'train', 'user0003')
   share = float(sticker.attributes['user0003'])
   assert share == pytest.approx(clicks['y'].mean(), abs=0.0501)
 
@@ -230,14 +211,11 @@ def _train(
 ):
   """FURL if a part of the model is local, else FedAvg; returns metrics."""
   algorithms = tff_partial.algorithms
+  rates = {tiers.GLOBAL: 0.1, tiers.LOCAL: own_rate}
+  steps = {tier: tff_partial.sgd(rate) for tier, rate in rates.items()}
   process = algorithms.build_furl(
     model,
-    training=tff_partial.Phase(
-      optimizer={
-        tiers.GLOBAL: tff_partial.sgd(0.1),
-        tiers.LOCAL: tff_partial.sgd(own_rate),
-      }
-    ),
+    training=tff_partial.Phase(optimizer=steps),
     aggregation=Aggregation(aggregator=tff.aggregators.MeanFactory()),
     server_optimizer=tff.learning.optimizers.build_adam(server_rate),
   )
@@ -323,19 +301,10 @@ def test_flags_say_what_the_options_say():
   assert parse(['--task=sticker']).task == subreddit.StickerOptions()
   assert subreddit.StickerOptions().sizes.user_embedding == 4
   options = parse(
-    [
-      '--task=sticker',
-      '--set=ngram_lengths=3,4',
-      '--set=mlp_units=',
-      '--set=user_embedding=9',
-      '--max_documents=0',
-      '--control_points=5',
-    ]
+    """--task=sticker --set=ngram_lengths=3,4 --set=mlp_units=
+    --set=user_embedding=9 --max_documents=0 --control_points=5""".split()
   ).task
-  assert options.sizes.ngram_lengths == (3, 4)
-  assert options.sizes.mlp_units == ()
-  assert options.sizes.user_embedding == 9
-  assert options.sizes.control_points == 5
   assert options.max_documents is None
-  with pytest.raises(OptionError, match='--set=mlp_units=a'):
-    parse(['--set=mlp_units=a'])
+  assert options.sizes == subreddit_models.DocumentSizes(
+    ngram_lengths=(3, 4), mlp_units=(), user_embedding=9, control_points=5
+  )

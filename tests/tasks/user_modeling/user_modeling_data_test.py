@@ -1,10 +1,10 @@
 """Tests of the records of user modeling: filters, files, splits, invention."""
 
-import collections
 import os
 import pathlib
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tasks.errors import DataError
@@ -18,11 +18,6 @@ _REAL = pathlib.Path(os.environ.get('TFF_PARTIAL_DATA_DIR') or '/nowhere')
 
 # ---- records -----------------------------------------------------------------
 
-# School x has the users 1 and 7, school y has another user 1.
-_CLIENT = ['y', 'x', 'x', 'x', 'y']
-_USER = [1, 7, 1, 7, 1]
-_ITEM = [30, 10, 30, 20, 20]
-_ANSWER = [1.0, 0.0, 1.0, 1.0, 0.0]
 _TAGS = records.Tags(
   item=np.array([10, 20, 30, 30, 40, 30]),
   attribute=np.array([5, 5, 9, 5, 8, 9]),
@@ -32,10 +27,11 @@ _TAGS = records.Tags(
 
 def _build(**changes) -> records.Records:
   arguments = {
-    'client': np.array(_CLIENT),
-    'user': np.array(_USER),
-    'item': np.array(_ITEM),
-    'answer': np.array(_ANSWER),
+    # School x has the users 1 and 7, school y has another user 1.
+    'client': np.array(['y', 'x', 'x', 'x', 'y']),
+    'user': np.array([1, 7, 1, 7, 1]),
+    'item': np.array([30, 10, 30, 20, 20]),
+    'answer': np.array([1.0, 0.0, 1.0, 1.0, 0.0]),
     'tags': _TAGS,
     'scale': (0.0, 1.0),
   }
@@ -69,13 +65,8 @@ def test_attributes_are_those_of_the_items_that_are_there():
   assert built.attribute_names == ('sums', 'areas')
   assert (built.num_attributes, built.num_items) == (2, 3)
   assert built.item_attributes.tolist() == [[0, -1], [0, -1], [0, 1]]
-  assert built.attributes.tolist() == [
-    [0, 1],
-    [0, -1],
-    [0, -1],
-    [0, 1],
-    [0, -1],
-  ]
+  expected = [[0, 1], [0, -1], [0, -1], [0, 1], [0, -1]]
+  assert built.attributes.tolist() == expected
 
 
 def test_counts_are_those_of_table_1():
@@ -125,22 +116,13 @@ def test_clients_with_few_users_or_records_are_left_out():
     _build(**arrays, min_users=2, min_records_per_user=4.0)
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    (
-      dict.fromkeys(('client', 'user', 'item', 'answer'), np.zeros(0)),
-      'there are no records',
-    ),
-    (
-      {'item': np.array([10, 10, 77, 88, 10])},
-      '2 of 3 items have no attribute, such as the item 77',
-    ),
-  ],
-)
-def test_records_that_cannot_be_are_refused(changes, message):
-  with pytest.raises(DataError, match=message):
-    _build(**changes)
+def test_records_that_cannot_be_are_refused():
+  none = dict.fromkeys(('client', 'user', 'item', 'answer'), np.zeros(0))
+  with pytest.raises(DataError, match='there are no records'):
+    _build(**none)
+  said = '2 of 3 items have no attribute, such as the item 77'
+  with pytest.raises(DataError, match=said):
+    _build(item=np.array([10, 10, 77, 88, 10]))
 
 
 # ---- splits ------------------------------------------------------------------
@@ -151,16 +133,9 @@ def _users_of(*sizes: int) -> records.Records:
   user = np.repeat(np.arange(len(sizes)), sizes)
   item = np.concatenate([np.arange(size) for size in sizes])
   user, item = np.tile(user, 2), np.tile(item, 2)
-  highest = int(item.max())
-  return _build(
-    client=np.zeros(len(user), int),
-    user=user,
-    item=item,
-    answer=np.zeros(len(user)),
-    tags=records.Tags(
-      np.arange(highest + 1), np.zeros(highest + 1, int), {0: 'any'}
-    ),
-  )
+  items, none = np.unique(item), np.zeros(len(user), int)
+  tags = records.Tags(items, np.zeros(len(items), int), {0: 'any'})
+  return _build(client=none, user=user, item=item, answer=none, tags=tags)
 
 
 def test_each_users_pairs_are_divided_by_rounded_shares():
@@ -179,23 +154,18 @@ def test_each_users_pairs_are_divided_by_rounded_shares():
 def test_a_repeated_pair_lies_in_one_part():
   own = _users_of(30, 40)
   codes = parts.divide(own)
-  part_of = collections.defaultdict(set)
-  for user, item, code in zip(own.user, own.item, codes, strict=True):
-    part_of[int(user), int(item)].add(int(code))
-  assert len(part_of) == 70
-  assert {len(found) for found in part_of.values()} == {1}
+  frame = pd.DataFrame({'user': own.user, 'item': own.item, 'code': codes})
+  part_of = frame.groupby(['user', 'item'])['code']
+  assert len(part_of) == 70 and (part_of.nunique() == 1).all()
 
 
 def test_a_split_belongs_to_its_seed_and_repetition():
   own = _users_of(40)
   codes = parts.divide(own, seed=3, repeat=1)
   assert np.array_equal(codes, parts.divide(own, seed=3, repeat=1))
-  for other in (
-    {'seed': 3},
-    {'seed': 4, 'repeat': 1},
-    {'seed': 1, 'repeat': 3},
-  ):
-    assert not np.array_equal(codes, parts.divide(own, **other))
+  for seed, repeat in ((3, 0), (4, 1), (1, 3)):
+    other = parts.divide(own, seed=seed, repeat=repeat)
+    assert not np.array_equal(codes, other)
 
 
 def test_a_clients_split_depends_on_its_own_records_only():
@@ -238,8 +208,10 @@ def _load_logs(folder: pathlib.Path, **options) -> records.Records:
   return assist_files.load(folder, **{**limits, **options})
 
 
-def test_rows_of_one_attempt_are_one_record(tmp_path):
-  _write_logs(tmp_path)
+@pytest.mark.parametrize('rows', [_LOGS, _LOGS[::-1]])
+def test_rows_of_one_attempt_are_one_record(tmp_path, rows):
+  """They are ordered by their positions."""
+  _write_logs(tmp_path, rows)
   loaded = _load_logs(tmp_path)
   assert loaded.clients == ('60', '70')
   assert loaded.attribute_names == ('Mean', 'Area, Circle')
@@ -251,33 +223,17 @@ def test_rows_of_one_attempt_are_one_record(tmp_path):
 
 @pytest.mark.parametrize(
   ('skills', 'correct', 'attempts'),
-  [
-    ('34', '11', 1),
-    ('3434', '1111', 2),
-    ('3344', '1111', 2),
-    ('33', '11', 2),
-    ('34', '10', 2),
-    ('343', '111', 2),
-  ],
+  [('34', '11', 1), ('3434', '1111', 2), ('3344', '1111', 2)]
+  + [('33', '11', 2), ('34', '10', 2), ('343', '111', 2)],
 )
-def test_a_skill_or_answer_that_comes_again_begins_an_attempt(
-  skills, correct, attempts, tmp_path
-):
+def test_skills_and_answers_begin_attempts(skills, correct, attempts, tmp_path):
+  """An attempt ends where one comes again."""
   rows = [
-    f'5,{position},80,{skill},Skill {skill},{answer},70,1'
-    for position, (skill, answer) in enumerate(
-      zip(skills, correct, strict=True)
-    )
+    f'5,{position},80,{skill},Skill {skill},{correct[position]},70,1'
+    for position, skill in enumerate(skills)
   ]
   _write_logs(tmp_path, rows)
   assert len(_load_logs(tmp_path)) == attempts
-
-
-def test_rows_are_ordered_by_their_positions(tmp_path):
-  _write_logs(tmp_path, reversed(_LOGS))
-  loaded = _load_logs(tmp_path)
-  assert loaded.public_item.tolist() == [1, 0, 0, 1]
-  assert loaded.answer.tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_teachers_with_few_students_are_left_out(tmp_path):
@@ -329,30 +285,28 @@ def test_a_damaged_line_is_named(rows, message, tmp_path):
   assert 'Correct the line, or fetch the file again.' in str(caught.value)
 
 
-def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
-  _write_logs(tmp_path, _changed(4, 'Mean', 'Mean \xe9'))
-  with pytest.raises(DataError, match='teacher.csv: .* byte 0xe9 .* as UTF-8'):
-    _load_logs(tmp_path)
-
-
-def test_a_file_that_stops_within_a_line_is_refused(tmp_path):
-  _write_logs(tmp_path, end='')
-  with pytest.raises(DataError, match='it is cut off in line 7'):
-    _load_logs(tmp_path)
-
-
 @pytest.mark.parametrize(
-  ('header', 'message'),
+  ('changes', 'message'),
   [
-    (_HEADER.replace('correct', 'right'), "the column 'correct' is missing"),
-    (_HEADER.replace('school', 'teacher'), "'teacher_id' is there 2 times"),
+    (
+      {'rows': _changed(4, 'Mean', 'Mean \xe9')},
+      'teacher.csv: .* byte 0xe9 .* as UTF-8',
+    ),
+    ({'end': ''}, 'it is cut off in line 7'),
+    (
+      {'header': _HEADER.replace('correct', 'right')},
+      "line 1: .*the column 'correct' is missing.*needed are user_id",
+    ),
+    (
+      {'header': _HEADER.replace('school', 'teacher')},
+      "line 1: .*'teacher_id' is there 2 times.*needed are user_id",
+    ),
   ],
 )
-def test_a_column_that_is_not_there_once_is_refused(header, message, tmp_path):
-  _write_logs(tmp_path, header=header)
-  with pytest.raises(DataError, match=f'line 1: .*{message}') as caught:
+def test_a_damaged_file_is_refused(changes, message, tmp_path):
+  _write_logs(tmp_path, **changes)
+  with pytest.raises(DataError, match=f'(?s){message}'):
     _load_logs(tmp_path)
-  assert 'needed are user_id' in str(caught.value)
 
 
 def test_marks_and_line_ends_of_other_systems_are_read(tmp_path):
@@ -421,14 +375,8 @@ def test_regions_are_clients(tmp_path):
   assert loaded.public_item.tolist() == [1, 0, 0, 1]
   assert loaded.answer.tolist() == [3.0, 4.0, 5.0, 1.0]
   assert loaded.scale == (1.0, 5.0)
-  assert loaded.left_out == {
-    'users_without_region': 1,
-    'records_without_region': 1,
-  }
-
-
-def test_regions_with_few_users_are_left_out(tmp_path):
-  _write_movielens(tmp_path)
+  without = {'users_without_region': 1, 'records_without_region': 1}
+  assert loaded.left_out == without
   loaded = movielens_files.load(tmp_path, min_users=2)
   assert loaded.clients == ('5',)
   assert loaded.left_out['clients_with_few_users'] == 1
@@ -461,9 +409,8 @@ def test_damaged_genres_are_named(changes, message, tmp_path):
 @pytest.mark.parametrize('name', ['u.user', 'u.genre'])
 def test_a_missing_file_of_movielens_is_named(name, tmp_path):
   (_write_movielens(tmp_path) / name).unlink()
-  with pytest.raises(
-    DataError, match=rf'{name}: (the file is missing|.*\(No such file)'
-  ):
+  said = rf'{name}: (the file is missing|.*\(No such file)'
+  with pytest.raises(DataError, match=said):
     movielens_files.load(tmp_path, min_users=1)
 
 
@@ -538,10 +485,8 @@ def test_movielens_by_region():
   assert _counts(loaded) == (10, 925, 1_679, 97_914, 19)
   assert loaded.clients == tuple('0123456789')
   assert loaded.attribute_names[:2] == ('unknown', 'Action')
-  assert loaded.left_out == {
-    'users_without_region': 18,
-    'records_without_region': 2_086,
-  }
+  without = {'users_without_region': 18, 'records_without_region': 2_086}
+  assert loaded.left_out == without
   # That of the paper's Table 1 is 1.72.
   counts = loaded.describe()
   assert counts['attributes_per_item'] == pytest.approx(1.72, abs=0.005)

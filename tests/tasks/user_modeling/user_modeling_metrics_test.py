@@ -63,10 +63,8 @@ def test_the_degree_of_agreement_is_a_share_of_pairs():
 def test_across_clients_users_of_the_same_client_are_no_pair():
   hidden, answers = [[3.0], [2.0], [1.0]], [[1.0], [2.0], [1.5]]
   # Alone the second and the third user agree, and they are of two clients.
-  found = ranking.degree_of_agreement(
-    hidden, answers, ['north', 'north', 'south']
-  )
-  assert found == 0.5
+  places = ['north', 'north', 'south']
+  assert ranking.degree_of_agreement(hidden, answers, places) == 0.5
   alone = ranking.degree_of_agreement(hidden, answers, ['north'] * 3)
   assert math.isnan(alone)
 
@@ -90,15 +88,11 @@ def test_all_pairs_are_counted_and_the_same_answers_one_half():
 def test_ndcg_discounts_as_printed():
   # Discounts are 1, 1 / (log2(2) + 1) = 1 / 2, and 1 / (log2(3) + 1); gains,
   # without the smallest, are 2, 1 and 0.
-  third = 1 / (math.log2(3) + 1)
-  found = ranking.ndcg([[3.0, 2.0, 1.0]], np.array([[0.2, 0.9, 0.5]]))
+  order, third = np.array([[0.2, 0.9, 0.5]]), 1 / (math.log2(3) + 1)
+  found = ranking.ndcg([[3.0, 2.0, 1.0]], order)
   assert found == pytest.approx((1 + 2 * third) / (2 + 1 / 2))
-
-
-def test_ndcg_as_printed_does_not_shift():
-  third = 1 / (math.log2(3) + 1)
-  h, order = [[3.0, 2.0, -1.0]], np.array([[0.2, 0.9, 0.5]])
-  found = ranking.ndcg(h, order, shift=False)
+  # As printed, nothing is shifted.
+  found = ranking.ndcg([[3.0, 2.0, -1.0]], order, shift=False)
   assert found == pytest.approx((2 - 1 / 2 + 3 * third) / (3 + 2 / 2 - third))
 
 
@@ -148,14 +142,9 @@ def test_cuts_are_where_most_records_are_right():
   # Bins of 0.02 from 1 on.
   low, high = cuts.choose(counts)
   assert 0 < low <= 37 and 58 <= high <= 62
-  assert (
-    cuts.accuracy(answer, prediction, np.array([low, high]), (1.0, 3.0)) == 1.0
-  )
-  assert math.isnan(
-    cuts.accuracy(
-      np.array([1.0]), np.array([_NAN]), np.array([low, high]), (1.0, 3.0)
-    )
-  )
+  chosen = np.array([low, high]), (1.0, 3.0)
+  assert cuts.accuracy(answer, prediction, *chosen) == 1.0
+  assert math.isnan(cuts.accuracy(np.ones(1), np.array([_NAN]), *chosen))
 
 
 def test_no_other_cuts_are_right_more_often():
@@ -187,14 +176,11 @@ def test_dissimilarity_is_the_sum_of_scikit_learns_distances():
   components = {f'client {i}': random.normal(size=[7, 4]) for i in range(10)}
   components['client 3'][2] = 0.0
   components['client 4'][2] = 0.0
-  expected = np.mean(
-    [
-      metrics.pairwise.cosine_distances(
-        [vectors[k] for vectors in components.values()]
-      ).sum()
-      for k in range(7)
-    ]
-  )
+  distances = [
+    metrics.pairwise.cosine_distances(vectors).sum()
+    for vectors in np.stack(list(components.values()), axis=1)
+  ]
+  expected = np.mean(distances)
   assert similarity.dissimilarity(components) == pytest.approx(expected)
 
 
@@ -219,8 +205,6 @@ def test_the_exact_auc_is_a_share_of_pairs():
     ([1.0, 0.0], [np.inf, 0.1]),
   ],
 )
-def test_where_there_is_nothing_to_compare_auc_is_no_number(
-  answers, predictions
-):
+def test_of_nothing_to_compare_auc_is_no_number(answers, predictions):
   found = measures.exact_auc(np.array(answers), np.array(predictions))
   assert math.isnan(found)

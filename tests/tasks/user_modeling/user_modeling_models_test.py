@@ -28,14 +28,8 @@ _BUILDERS = {
 
 
 def _build(model: str, **options: Any) -> tf.keras.Model:
-  return models.build(
-    model,
-    num_users=4,
-    num_items=5,
-    num_attributes=3,
-    attributes_width=2,
-    **options,
-  )
+  sizes = {'num_users': 4, 'num_items': 5, 'num_attributes': 3}
+  return models.build(model, attributes_width=2, **sizes, **options)
 
 
 def _filled(
@@ -57,11 +51,10 @@ def _set(model: tf.keras.Model, **values: Any) -> None:
     model.get_layer(name).set_weights([np.asarray(value, np.float32)])
 
 
-def _examples() -> Any:
-  """Each example: user, item, multi-hot attributes."""
-  return zip(
-    _INPUTS[models.USER], _INPUTS[models.ITEM], _MULTI_HOT, strict=True
-  )
+# Of each example: user, item, multi-hot attributes.
+_EXAMPLES = list(
+  zip(_INPUTS[models.USER], _INPUTS[models.ITEM], _MULTI_HOT, strict=True)
+)
 
 
 def _sigmoid(x: Any) -> Any:
@@ -76,16 +69,14 @@ def test_gum_as_in_a_loop():
   weights = _filled(model)
   found = model(_INPUTS).numpy()
   assert found.shape == (4, 1)
-  for place, (user, item, attributes) in enumerate(_examples()):
+  for place, (user, item, attributes) in enumerate(_EXAMPLES):
     emb_c = attributes @ weights['relation/kernel']
-    projected = [
-      (vector * emb_c) @ weights[f'knowledge_{whose}/kernel']
-      for whose, vector in (
-        ('user', weights['user/embeddings'][user]),
-        ('item', weights['item/embeddings'][item]),
-      )
-    ]
-    score = (projected[0] - projected[1]) @ weights['hidden/kernel']
+    of_user, of_item = (
+      (weights[f'{whose}/embeddings'][row] * emb_c)
+      @ weights[f'knowledge_{whose}/kernel']
+      for whose, row in (('user', user), ('item', item))
+    )
+    score = (of_user - of_item) @ weights['hidden/kernel']
     score += weights['user_bias/embeddings'][user]
     score += weights['item_bias/embeddings'][item]
     score += attributes @ weights['attribute_bias/kernel']
@@ -110,11 +101,8 @@ def test_what_models_say_of_users_and_attributes():
   found = models.hidden_characteristics(gum)
   assert found.shape == (4, 3)
   strengths = weights['knowledge_user/kernel'] @ weights['hidden/kernel']
-  for user in range(4):
-    for attribute in range(3):
-      vector = weights['user/embeddings'][user]
-      expected = vector[attribute] * strengths[attribute, 0]
-      assert found[user, attribute] == pytest.approx(expected, rel=1e-5)
+  expected = weights['user/embeddings'] * strengths[:, 0]
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
   shapes = {name: x.shape for name, x in models.knowledge(gum).items()}
   assert shapes == {
     'knowledge_user/kernel': (3, 5),
@@ -124,18 +112,14 @@ def test_what_models_say_of_users_and_attributes():
   assert models.biases_in_attributes(gum) == 0.0
   biased = models.build_gum(_SIZES, biases=True, biases_in_attributes=True)
   weights = _filled(biased)
-  np.testing.assert_allclose(
-    models.biases_in_attributes(biased),
-    weights['user_attribute_bias/embeddings'],
-    rtol=1e-6,
-  )
+  found = models.biases_in_attributes(biased)
+  expected = weights['user_attribute_bias/embeddings']
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
   ncd = models.build_ncd(_SIZES)
   weights = _filled(ncd)
-  np.testing.assert_allclose(
-    models.hidden_characteristics(ncd),
-    _sigmoid(weights['user/embeddings']),
-    rtol=1e-5,
-  )
+  found = models.hidden_characteristics(ncd)
+  expected = _sigmoid(weights['user/embeddings'])
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
   assert not models.knowledge(ncd)
   assert models.hidden_characteristics(models.build_ncf(_SIZES)) is None
   assert models.hidden_characteristics(models.build_bias(_SIZES)) is None
@@ -148,21 +132,14 @@ def test_ncd_as_in_a_loop():
   model = models.build_ncd(_SIZES, hidden=(6, 4))
   weights = _filled(model)
   found = model(_INPUTS)
-  for place, (user, item, attributes) in enumerate(_examples()):
+  for place, (user, item, attributes) in enumerate(_EXAMPLES):
+    rows = {'user': user, 'item': item, 'item_discrimination': item}
     mastery, difficulty, discrimination = (
-      _sigmoid(weights[f'{name}/embeddings'][row])
-      for name, row in (
-        ('user', user),
-        ('item', item),
-        ('item_discrimination', item),
-      )
+      _sigmoid(weights[f'{name}/embeddings'][row]) for name, row in rows.items()
     )
     x = attributes * (mastery - difficulty) * discrimination
-    for layer, activation in (
-      ('interaction_1', np.tanh),
-      ('interaction_2', np.tanh),
-      ('score', _sigmoid),
-    ):
+    layers = {'interaction_1': np.tanh, 'interaction_2': np.tanh}
+    for layer, activation in {**layers, 'score': _sigmoid}.items():
       kernel = np.abs(weights[f'{layer}/kernel'])
       x = activation(x @ kernel + weights[f'{layer}/bias'])
     np.testing.assert_allclose(found[place], x, rtol=1e-5)
@@ -183,7 +160,7 @@ def test_ncf_as_in_a_loop():
   model = models.build_ncf(_SIZES, models.RATINGS, factors=2)
   weights = _filled(model)
   found = model(_INPUTS)
-  for place, (user, item, _) in enumerate(_examples()):
+  for place, (user, item, _) in enumerate(_EXAMPLES):
     rows = {'user': user, 'item': item, 'user_tower': user, 'item_tower': item}
     vectors = {
       name: weights[f'{name}/embeddings'][row] for name, row in rows.items()
@@ -199,9 +176,8 @@ def test_ncf_as_in_a_loop():
 
 
 def test_biases_are_added():
-  model = models.build_bias(
-    _SIZES, models.AnswerScale(1.0, 5.0, is_linear=True)
-  )
+  scale = models.AnswerScale(1.0, 5.0, is_linear=True)
+  model = models.build_bias(_SIZES, scale)
   _set(
     model,
     user_bias=[[0.1], [0.2], [0.3], [0.4]],
@@ -291,6 +267,3 @@ def test_models_by_their_names():
   linear = _build(models.BIAS, scale=(0.0, 1.0), is_linear=True)
   _set(linear, common_bias=2.0)
   np.testing.assert_allclose(linear(_INPUTS), np.full([4, 1], 2.5))
-
-
-# ---- refusals ----------------------------------------------------------------

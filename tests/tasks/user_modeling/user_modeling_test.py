@@ -76,6 +76,10 @@ def _task(name: str = 'assist', **options: Any) -> Any:
   return TASKS[name](**options).load(Data(data='synthetic'), 0)
 
 
+def _clients(task: Any, part: str, form: str = OWN) -> Any:
+  return task.clients(part, task.model_with(form).example_spec)
+
+
 def _fields(population: Any, client: str) -> dict[str, Any]:
   """A client's examples, without padding."""
   examples = real_examples(population, client)
@@ -86,25 +90,20 @@ def _fields(population: Any, client: str) -> dict[str, Any]:
 
 
 def test_a_client_trains_without_what_it_is_measured_on():
-  task, spec = _task(), _task().model_with(OWN).example_spec
-  parts = [task.clients(part, spec) for part in (TRAIN, VALIDATION, TEST)]
+  task = _task()
+  parts = {part: _clients(task, part) for part in (TRAIN, VALIDATION, TEST)}
   counts = task.counts
-  for part, clients in zip((TRAIN, VALIDATION, TEST), parts, strict=True):
+  for part, clients in parts.items():
     assert clients.client_ids == task.records.clients == ('0', '1', '2')
     assert clients.num_examples == counts[part]['records']
   # No item occurs twice at a user, so that each pair is in one part.
   for client in task.records.clients:
+    held = [_fields(part, client) for part in parts.values()]
     pairs = [
-      set(zip(fields['user'].tolist(), fields['item'].tolist(), strict=True))
-      for fields in (_fields(part, client) for part in parts)
+      pair for of in held for pair in zip(of['user'], of['item'], strict=True)
     ]
-    assert not (pairs[0] & pairs[1] or pairs[0] & pairs[2])
-    assert not pairs[1] & pairs[2]
-  assert (
-    counts['records']
-    == sum(counts[p]['records'] for p in (TRAIN, TEST))
-    + (counts[VALIDATION]['records'])
-  )
+    assert len(set(pairs)) == len(pairs)
+  assert counts['records'] == sum(counts[part]['records'] for part in parts)
   assert counts['users'] == 25
 
 
@@ -129,13 +128,12 @@ def test_records_that_come_with_others_are_marked(part, mark, other):
 
 def test_tables_have_rows_for_users_and_items_of_all_parts():
   task = _task()
-  spec = task.model_with(OWN).example_spec
   tables = task.kept_tables()
   assert tables['user/embeddings'] == (5, 8, 12)
   own_items = tuple(map(len, task.records.own_items))
   assert tables['item/embeddings'] == own_items
   for part in (TRAIN, VALIDATION, TEST):
-    clients = task.clients(part, spec)
+    clients = _clients(task, part)
     cohort = clients.cohort(clients.client_ids, np.zeros([3, 2], np.int32))
     for table, expected in tables.items():
       assert tuple(value['rows'][table].sum() for value in cohort) == expected
@@ -148,10 +146,8 @@ def test_public_items_are_numbered_alike_at_all_clients():
   assert 'item/embeddings' in model.specs(tiers.GLOBAL)
   assert model.specs(tiers.GLOBAL)['item/embeddings'].shape[0] == 19
   assert 'list of items' in task.learned_from_training
-  found = _fields(task.clients(TEST, model.example_spec), '2')
-  own = _fields(
-    _task().clients(TEST, _task().model_with(OWN).example_spec), '2'
-  )
+  found = _fields(_clients(task, TEST), '2')
+  own = _fields(_clients(_task(), TEST), '2')
   own_items = task.records.own_items[2]
   np.testing.assert_array_equal(found['item'], own_items[own['item']])
   np.testing.assert_array_equal(found['user'], own['user'])
@@ -162,22 +158,18 @@ def test_for_central_training_users_are_numbered_among_all():
   model = task.model_with(TABLE)
   assert model.tiers == (tiers.GLOBAL,)
   assert model.specs(tiers.GLOBAL)['user/embeddings'].shape[0] == 25
-  users = [
-    _fields(task.clients(TRAIN, model.example_spec), client)['user']
-    for client in task.records.clients
-  ]
+  clients = _clients(task, TRAIN, TABLE)
+  users = [_fields(clients, client)['user'] for client in clients.client_ids]
   assert [(x.min(), x.max()) for x in users] == [(0, 4), (5, 12), (13, 24)]
 
 
 def test_records_are_divided_anew_by_repeat_and_by_seed():
-  spec = _task().model_with(OWN).example_spec
-  options = {'data': Data(data='synthetic'), 'seed': 0}
   tasks = [
-    TASKS['assist'](repeat=repeat).load(**{**options, 'seed': seed})
+    TASKS['assist'](repeat=repeat).load(Data(data='synthetic'), seed)
     for repeat, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
   ]
   first, again, repeated, other = (
-    _fields(task.clients(TEST, spec), '2')['item'].tolist() for task in tasks
+    _fields(_clients(task, TEST), '2')['item'].tolist() for task in tasks
   )
   assert first == again
   assert first != repeated and first != other
@@ -226,16 +218,13 @@ def test_in_training_accuracy_is_as_in_the_result(levels):
   metrics = measures.build_metrics(scale)
   assert found.shape == answers.shape
   names = [getattr(m, 'name', getattr(m, '__name__', '')) for m in metrics]
-  assert (
-    names == ['rmse', 'mae', 'accuracy', 'auc'][: 4 if scale[1] == 1 else 3]
-  )
+  of_answers = ['auc'] if scale[1] == 1 else []
+  assert names == ['rmse', 'mae', 'accuracy', *of_answers]
 
 
 def test_auc_in_training_takes_any_prediction():
   metric = measures.ClippedAUC(num_thresholds=1000)
-  metric.update_state(
-    [[0.0], [1.0], [0.0], [1.0]], [[-2.0], [3.0], [0.4], [0.3]]
-  )
+  metric.update_state([0.0, 1.0, 0.0, 1.0], [-2.0, 3.0, 0.4, 0.3])
   # Of four pairs three are in order.
   assert float(metric.result()) == pytest.approx(0.75, abs=1e-3)
 
@@ -293,30 +282,19 @@ def test_a_model_that_is_not_finite_has_no_numbers():
 # ---- runs --------------------------------------------------------------------
 
 _METRICS = {
-  'rmse',
-  'mae',
-  'accuracy',
-  'auc',
-  'accuracy_cut',
-  'doa',
-  'ndcg',
-  'doa_related',
-  'ndcg_related',
-  'ndcg_printed',
-  'similarity',
+  *('rmse', 'mae', 'accuracy', 'auc', 'accuracy_cut', 'doa', 'ndcg'),
+  *('doa_related', 'ndcg_related', 'ndcg_printed', 'similarity'),
 }
+_NCD = {'model': 'ncd', 'biases': False}
 
 
 def _check(report: dict[str, Any], names: set[str] = _METRICS) -> None:
-  seen = report['test']['seen']
+  seen, validation = report['test']['seen'], report['validation']
   assert names <= set(seen)
   assert all(np.isfinite(seen[name]) for name in names)
   assert seen['num_clients'] == 3
-  assert seen['num_examples'] == report['data']['test']['records']
-  assert (
-    report['validation']['num_examples']
-    == (report['data']['validation']['records'])
-  )
+  for measured, part in ((seen, 'test'), (validation, 'validation')):
+    assert measured['num_examples'] == report['data'][part]['records']
 
 
 @pytest.mark.slow
@@ -349,13 +327,7 @@ def test_hpfl_learns_and_is_measured():
   [
     {'algorithm': 'hpfl_k'},
     {'algorithm': 'hpfl_r', 'task': 'movielens_hpfl'},
-    {
-      'algorithm': 'hpfl',
-      'hpfl_drafts': 'sums',
-      'model': 'ncd',
-      'biases': False,
-      'user_model_biases_in_attributes': False,
-    },
+    {**_NCD, 'hpfl_drafts': 'sums', 'user_model_biases_in_attributes': False},
     {'algorithm': 'distributed', 'user_model_biases_in_attributes': True},
     {'algorithm': 'fed_avg'},
     {'algorithm': 'fed_avg', 'user_model_items': 'public'},
@@ -364,9 +336,8 @@ def test_hpfl_learns_and_is_measured():
     {'algorithm': 'fed_att'},
     {'algorithm': 'fed_noise'},
     {
+      **_NCD,
       'algorithm': 'centralized',
-      'model': 'ncd',
-      'biases': False,
       'user_model_biases_in_attributes': False,
     },
   ],
@@ -382,28 +353,19 @@ def test_the_others_learn_and_are_measured(flags):
   _check(report, names)
 
 
-@pytest.fixture(scope='module', name='resumed')
-def fixture_resumed(tmp_path_factory) -> Result:
-  """One round of HPFL, and the second one in another call."""
-  output = Output(str(tmp_path_factory.mktemp('run')), tensorboard=False)
-  run(_config(rounds=1), output)
-  return run(_config(), output)
-
-
 @pytest.mark.slow
-def test_a_run_goes_on_bit_for_bit(resumed):
-  whole = _run()
+def test_a_run_goes_on_bit_for_bit(tmp_path):
+  """One round of HPFL, and the second one in another call."""
+  output = Output(str(tmp_path), tensorboard=False)
+  run(_config(rounds=1), output)
+  whole, resumed = _run(), run(_config(), output)
   for name in ('state', 'weights', 'best_weights'):
-    one, other = (
-      small_runs.flat(getattr(result.trained, name))
-      for result in (whole, resumed)
-    )
-    assert one == other, name
+    one, other = (getattr(each.trained, name) for each in (whole, resumed))
+    assert small_runs.flat(one) == small_runs.flat(other), name
+  stores = [result.trained.client_store for result in (whole, resumed)]
   for client in ('0', '1', '2'):
-    one, other = (
-      result.trained.client_store.client(client) for result in (whole, resumed)
-    )
-    assert small_runs.flat(one) == small_runs.flat(other)
+    one, other = (small_runs.flat(store.client(client)) for store in stores)
+    assert one == other
   for name in ('test', 'best', 'validation'):
     assert str(whole.report[name]) == str(resumed.report[name])
 
@@ -459,17 +421,13 @@ def test_drafts_by_hand():
     (lambda: Hpfl(rows_per_center=0), 'hpfl_rows_per_center=0: give at le'),
     (lambda: Hpfl().drafting({}, Join.SUM), '--algorithm=hpfl_k'),
     (lambda: _config(model='mf'), '--model=mf: choose one of'),
-    (
-      lambda: _config(noise_multiplier=1.0),
-      '--hpfl_drafts=centers: clients send centers',
-    ),
-    (
-      lambda: _config(algorithm='fed_noise', noise_multiplier=1.0),
-      '--algorithm=fed_noise: its clients add noise of their own',
-    ),
-    (
-      lambda: _config(algorithm='distributed', noise_multiplier=1.0),
-      'clients send nothing',
+    *(
+      (lambda of=of: _config(algorithm=of, noise_multiplier=1.0), expected)
+      for of, expected in {
+        'hpfl': '--hpfl_drafts=centers: clients send centers',
+        'fed_noise': '--algorithm=fed_noise: its clients add noise of',
+        'distributed': 'clients send nothing',
+      }.items()
     ),
   ],
 )
@@ -480,13 +438,13 @@ def test_impossible_choices_are_refused(make, expected):
 
 
 @pytest.mark.parametrize(
-  ('ask', 'what'),
+  ('name', 'what'),
   [
-    (lambda setting: setting.item_attributes, 'attributes of items'),
-    (lambda setting: setting.table_rows, 'tables of many users'),
+    ('item_attributes', 'attributes of items'),
+    ('table_rows', 'tables of many users'),
   ],
 )
-def test_hpfl_is_for_tasks_of_many_users(ask, what):
+def test_hpfl_is_for_tasks_of_many_users(name, what):
   config = Config()
   other = TASKS['emnist']().load(Data(data='synthetic'), 0)
   setting = Setting(
@@ -494,7 +452,7 @@ def test_hpfl_is_for_tasks_of_many_users(ask, what):
   )
   assert not setting.task.keeps_tables
   with pytest.raises(OptionError, match=f'--task=emnist: .* no {what}. Choose'):
-    ask(setting)
+    getattr(setting, name)
 
 
 def test_what_trains_no_tables_is_refused_with_them():
