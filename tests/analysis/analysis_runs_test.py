@@ -47,44 +47,39 @@ def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path):
 
 
 def test_a_run_alone_is_named_after_its_algorithm(tmp_path):
-  (setting,) = run_folders.settings(
-    run_folders.find([folders.write(tmp_path, 'a')])
-  )
+  folders.write(tmp_path, 'a')
+  (setting,) = _settings(tmp_path)
   assert setting.label == 'fed_recon'
 
 
-def test_different_runs_are_not_averaged_in_silence(tmp_path):
-  folders.write(tmp_path, 'a', rate=1, algorithm='furl')
-  folders.write(tmp_path, 'b', rate=2, seed=1, algorithm='furl')
-  with pytest.raises(AnalysisError, match="differ in rate: '1' and '2'"):
+@pytest.mark.parametrize(
+  ('one', 'other', 'said'),
+  [
+    ({'rate': 1}, {'rate': 2, 'seed': 1}, "differ in rate: '1' and '2'"),
+    (
+      {'more': {'data': {'name': 'ml-1m'}}},
+      {'more': {'data': {'name': 'ml-100k'}}, 'seed': 1},
+      'data: ml-100k and ml-1m. Name',
+    ),
+    ({'seed': 3}, {'seed': 3}, 'same seed 3.*not count twice'),
+  ],
+)
+def test_runs_that_differ_are_not_averaged(tmp_path, one, other, said):
+  folders.write(tmp_path, 'a', **one)
+  folders.write(tmp_path, 'b', **other)
+  with pytest.raises(AnalysisError, match=said):
     _settings(tmp_path, 'algorithm')
-
-
-def test_data_sets_are_not_averaged(tmp_path):
-  for seed, name in enumerate(('ml-1m', 'ml-100k')):
-    folders.write(tmp_path, name, seed=seed, more={'data': {'name': name}})
-  with pytest.raises(AnalysisError, match='data: ml-100k and ml-1m. Name'):
-    _settings(tmp_path)
-
-
-def test_a_seed_counts_once(tmp_path):
-  for name in 'ab':
-    folders.write(tmp_path, name, seed=3)
-  with pytest.raises(AnalysisError, match='same seed 3.*not count twice'):
-    _settings(tmp_path)
 
 
 def test_missing_and_damaged_folders_are_refused(tmp_path):
   with pytest.raises(AnalysisError, match='no such folder'):
-    run_folders.find([tmp_path / 'nowhere'])
+    _settings(tmp_path / 'nowhere')
   with pytest.raises(AnalysisError, match='no run here or below'):
-    run_folders.find([tmp_path])
+    _settings(tmp_path)
   folder = folders.write(tmp_path, 'a')
   (folder / 'result.json').write_text('{"seed": 0,')
-  with pytest.raises(
-    AnalysisError, match='result.json: not the result of a run'
-  ):
-    run_folders.find([tmp_path])
+  with pytest.raises(AnalysisError, match='json: not the result of a run'):
+    _settings(tmp_path)
 
 
 # ---- tables ------------------------------------------------------------------
@@ -168,9 +163,8 @@ def test_the_best_round_and_other_numbers_are_reported(sweep):
 
 
 def test_epsilon_stands_in_the_table_where_there_is_one(tmp_path):
-  folders.write(
-    tmp_path, 'a', more={'privacy': {'epsilon': 8.0, 'delta': 1e-5}}
-  )
+  private = {'privacy': {'epsilon': 8.0, 'delta': 1e-5}}
+  folders.write(tmp_path, 'a', more=private)
   table = tables.gather(_settings(tmp_path))
   assert table.metrics == ('rmse', 'privacy/epsilon')
   assert table.frame['privacy/epsilon'][0] == 8.0
@@ -199,10 +193,8 @@ def test_a_metric_over_a_setting(sweep, tmp_path):
 
 def test_empty_cells_are_no_values(tmp_path):
   (run,) = run_folders.find([folders.write(tmp_path, 'a')])
-  assert curves.read(run, 'validation_rmse').values.to_dict() == {
-    2: 1.5,
-    4: 1.1,
-  }
+  read = curves.read(run, 'validation_rmse')
+  assert read.values.to_dict() == {2: 1.5, 4: 1.1}
 
 
 def test_the_band_is_one_deviation_over_common_rounds():
@@ -246,42 +238,37 @@ def test_curves_are_drawn_and_lost_runs_with_them(tmp_path):
   lost = draw('c.png', line(40), line(40), line(20, 'diverged'))
   assert whole.shape != lost.shape or (whole != lost).any()
   assert matplotlib.get_backend() == backend
-  assert sorted(path.name for path in tmp_path.iterdir()) == [
-    'a.png',
-    'b.png',
-    'c.png',
-  ]
+  names = sorted(path.name for path in tmp_path.iterdir())
+  assert names == ['a.png', 'b.png', 'c.png']
 
 
 def test_a_run_that_diverged_does_not_flatten_the_others(tmp_path, monkeypatch):
   seen = []
-  monkeypatch.setattr(
-    figures, 'add_legend', lambda axes: seen.append(axes.get_ylim())
-  )
-  curves.draw(
-    {
-      'a': [
-        curves.Trace(pd.Series([2.0, 1.0], [1, 2])),
-        curves.Trace(pd.Series([2.0, 1e9], [1, 2]), 'diverged'),
-      ]
-    },
-    tmp_path / 'a.png',
-    metric='loss',
-  )
+
+  def look(axes: Any) -> None:
+    seen.append(axes.get_ylim())
+
+  monkeypatch.setattr(figures, 'add_legend', look)
+  traces = [
+    curves.Trace(pd.Series([2.0, 1.0], [1, 2])),
+    curves.Trace(pd.Series([2.0, 1e9], [1, 2]), 'diverged'),
+  ]
+  curves.draw({'a': traces}, tmp_path / 'a.png', metric='loss')
   ((low, high),) = seen
   assert 0.5 < low < 1.0 < 2.0 < high < 2.5
 
 
 def _counted(**counted: Any) -> dict[str, Any]:
-  return {
-    'communication': {
-      'download_parameters': 10,
-      'download_bytes': 40,
-      'upload_parameters': 5,
-      'upload_bytes': 20,
-      **counted,
-    }
-  }
+  download = {'download_parameters': 10, 'download_bytes': 40}
+  upload = {'upload_parameters': 5, 'upload_bytes': 20}
+  return {'communication': {**download, **upload, **counted}}
+
+
+def _over(root: pathlib.Path, what: str) -> list[curves.Trace]:
+  """Losses of the only setting over what has travelled."""
+  (setting,) = _settings(root)
+  traces = [curves.read(run, 'loss') for run in setting.runs]
+  return curves.over_traffic(traces, setting.runs, what)
 
 
 _OF_CLIENTS = 'round,loss,num_clients\n1,3.0,4\n2,2.0,6\n4,0.5,5\n'
@@ -293,23 +280,19 @@ def test_curves_are_put_over_what_has_travelled(tmp_path):
     name = f'seed={seed}'
     folders.write(tmp_path, name, seed=seed, rounds=_OF_CLIENTS, more=more)
   folders.write(tmp_path, 'seed=2', seed=2, rounds=_OF_CLIENTS, ended=False)
-  (setting,) = _settings(tmp_path)
-  traces = [curves.read(run, 'loss') for run in setting.runs]
   # Five clients a round load 10 parameters and send 5.
-  over = curves.over_traffic(traces, setting.runs, curves.PARAMETERS)
+  over = _over(tmp_path, curves.PARAMETERS)
   assert [list(t.values.index) for t in over] == [[75.0, 150.0, 300.0]] * 2
   assert list(over[0].values) == [3.0, 2.0, 0.5]
   # They load 40 bytes, and send rows of 5 in the mean of both.
-  over = curves.over_traffic(traces, setting.runs, curves.BYTES)
+  over = _over(tmp_path, curves.BYTES)
   assert [list(t.values.index) for t in over] == [[225.0, 450.0, 900.0]] * 2
 
 
 @pytest.mark.filterwarnings('error')
 def test_a_setting_without_a_run_that_has_ended_has_no_curve(tmp_path):
   folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, ended=False)
-  (setting,) = _settings(tmp_path)
-  traces = [curves.read(run, 'loss') for run in setting.runs]
-  assert curves.over_traffic(traces, setting.runs, curves.BYTES) == []
+  assert _over(tmp_path, curves.BYTES) == []
 
 
 @pytest.mark.parametrize(
@@ -321,19 +304,21 @@ def test_a_setting_without_a_run_that_has_ended_has_no_curve(tmp_path):
 )
 def test_traffic_that_was_not_counted_is_refused(tmp_path, more, message):
   folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, more=more)
-  (setting,) = _settings(tmp_path)
-  traces = [curves.read(run, 'loss') for run in setting.runs]
   with pytest.raises(AnalysisError, match=message):
-    curves.over_traffic(traces, setting.runs, curves.BYTES)
+    _over(tmp_path, curves.BYTES)
 
 
-def test_axes_say_what_they_count_in():
-  assert figures.axis_name('validation_rmse') == (
-    'validation rmse (unit of the labels)'
-  )
-  assert figures.axis_name('accuracy') == 'accuracy (0 to 1)'
-  assert figures.axis_name('seconds_round') == 'seconds round (s)'
-  assert figures.axis_name('colour') == 'colour'
+@pytest.mark.parametrize(
+  ('metric', 'axis'),
+  [
+    ('validation_rmse', 'validation rmse (unit of the labels)'),
+    ('accuracy', 'accuracy (0 to 1)'),
+    ('seconds_round', 'seconds round (s)'),
+    ('colour', 'colour'),
+  ],
+)
+def test_axes_say_what_they_count_in(metric, axis):
+  assert figures.axis_name(metric) == axis
 
 
 # ---- the binary --------------------------------------------------------------
@@ -342,17 +327,16 @@ def test_axes_say_what_they_count_in():
 @pytest.mark.slow
 def test_the_report_is_written(sweep, tmp_path):
   output = tmp_path / 'report'
-  arguments = [f'--sweep_dir={sweep}', f'--report_dir={output}']
-  outcome = commands.run_program(
-    commands.command('report', *arguments, '--x=rate', '--y=rmse')
+  flags = (
+    f'--sweep_dir={sweep}',
+    f'--report_dir={output}',
+    '--x=rate',
+    '--y=rmse',
   )
+  outcome = commands.run_program(commands.command('report', *flags))
   assert outcome.status == 0, outcome
-  assert {path.name for path in output.iterdir()} == {
-    'table.md',
-    'table.csv',
-    'curves.png',
-    'rmse_over_rate.png',
-  }
+  names = {'table.md', 'table.csv', 'curves.png', 'rmse_over_rate.png'}
+  assert {path.name for path in output.iterdir()} == names
   assert (output / 'table.md').read_text() in outcome.output
   _is_picture(output / 'curves.png')
 
@@ -370,26 +354,17 @@ def test_a_figure_of_a_metric_by_its_path_needs_no_folder(sweep, tmp_path):
 def test_the_report_draws_curves_over_bytes(tmp_path):
   folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, more=_counted())
   output = tmp_path / 'report'
-  report.main(
-    report.Report(
-      sweep_dir=(str(tmp_path),),
-      report_dir=str(output),
-      curve='loss',
-      curve_over='bytes',
-    )
-  )
+  folders_of = {'sweep_dir': (str(tmp_path),), 'report_dir': str(output)}
+  report.main(report.Report(**folders_of, curve='loss', curve_over='bytes'))
   _is_picture(output / 'curves_over_bytes.png')
   assert not (output / 'curves.png').exists()
 
 
-def test_the_report_warns_of_rows_that_measured_other_examples(
-  tmp_path, capsys
-):
+def test_the_report_warns_of_rows_of_other_examples(tmp_path, capsys):
   for rate, count in (1, 604), (2, 604), (3, 1296):
-    test = {'unseen': {'rmse': 1.0, 'num_examples': count}}
-    folders.write(
-      tmp_path, f'rate={rate}', rate=rate, task='movielens', more={'test': test}
-    )
+    more = {'test': {'unseen': {'rmse': 1.0, 'num_examples': count}}}
+    flags = {'rate': rate, 'task': 'movielens'}
+    folders.write(tmp_path, f'rate={rate}', more=more, **flags)
   report.main(report.Report(sweep_dir=(str(tmp_path),)))
   printed = capsys.readouterr().out
   assert "movielens: clients 'unseen' of seed 0 were not measured on" in printed

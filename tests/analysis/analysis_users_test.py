@@ -23,9 +23,8 @@ def _clusters(number: int = 20, distance: float = 20.0) -> embeddings.Users:
 def test_the_silhouette_by_hand():
   # Users at 0, 1, 4 and 5. The first is 1 from its own and 4.5 from the others
   # on average: (4.5 - 1) / 4.5; the second: (3.5 - 1) / 3.5; and mirrored.
-  found = embeddings.silhouette(
-    np.array([[0.0], [1.0], [4.0], [5.0]]), ['a', 'a', 'b', 'b']
-  )
+  users = np.array([[0.0], [1.0], [4.0], [5.0]])
+  found = embeddings.silhouette(users, ['a', 'a', 'b', 'b'])
   assert found == pytest.approx((3.5 / 4.5 + 2.5 / 3.5) / 2)
 
 
@@ -40,11 +39,8 @@ def test_clusters_score_high_and_chance_does_not():
 def test_a_map_keeps_clusters(tmp_path):
   backend, path = matplotlib.get_backend(), tmp_path / 'map.png'
   users = _clusters()
-  scores = embeddings.draw(
-    {'server': users, 'federated': _clusters(distance=3.0)},
-    path,
-    attribute='pet',
-  )
+  both = {'server': users, 'federated': _clusters(distance=3.0)}
+  scores = embeddings.draw(both, path, attribute='pet')
   assert list(scores) == ['server', 'federated']
   assert scores['server'].embeddings == embeddings.silhouette(*users)
   assert scores['server'].map > 0.5
@@ -99,9 +95,7 @@ def test_groups_without_names_are_matched():
   found = confusion.confusion([*_TRUTH, 0], [*_ASSIGNED, 3]).matched()
   # Group 2 stands for sub-population 0, and group 0 for 2; 3 is nobody's.
   assert found.groups == ('0', '1', '2', '3?')
-  np.testing.assert_array_equal(
-    found.counts, [[2, 1, 0, 1], [0, 3, 0, 0], [1, 0, 1, 0]]
-  )
+  assert found.counts.tolist() == [[2, 1, 0, 1], [0, 3, 0, 0], [1, 0, 1, 0]]
   assert found.accuracy == 6 / 9 and found.purity == 7 / 9
 
 

@@ -22,12 +22,13 @@ def _build() -> tf.keras.Model:
   return tf.keras.Model(item, rating)
 
 
+_MODEL = tff_partial.from_keras(_build, loss='mse')
+_TRAINING = Phase(optimizer=sgd(0.1))
+
+
 def _count(aggregator=None):
-  model = tff_partial.from_keras(_build, loss='mse')
   process = algorithms.build_fed_avg(
-    model,
-    training=Phase(optimizer=sgd(0.1)),
-    aggregation=Aggregation(aggregator),
+    _MODEL, training=_TRAINING, aggregation=Aggregation(aggregator)
   )
   items = {
     'three rows': [[1, 2], [2, 3]],
@@ -35,10 +36,7 @@ def _count(aggregator=None):
     'all rows': [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [9, 0]],
   }
   clients = {
-    name: {
-      'x': np.array(of, np.int32),
-      'y': np.zeros([len(of), 1], np.float32),
-    }
+    name: {'x': np.array(of, np.int32), 'y': np.zeros([len(of), 1], np.float32)}
     for name, of in items.items()
   }
   return communication(process, tff_partial.pack(clients, process.example_spec))
@@ -57,10 +55,7 @@ def test_rows_are_counted_as_they_are_sent():
 
 
 def test_what_is_sent_and_loaded_beside_is_counted():
-  model = tff_partial.from_keras(_build, loss='mse')
-  process = baselines.build_scaffold(
-    model, training=Phase(optimizer=sgd(0.1)), num_clients=10
-  )
+  process = baselines.build_scaffold(_MODEL, training=_TRAINING, num_clients=10)
   found = communication(process, ())
   # The server's control variates are as large as the model, and so is what a
   # client sends of its own.
@@ -75,19 +70,14 @@ def test_what_is_sent_and_loaded_beside_is_counted():
 def test_what_differs_in_size_is_named():
   table = tff.StructType([('rows', tff.TensorType(np.float32, (None, 3)))])
   number = tff.TensorType(np.int64, (2,))
-  model = tff_partial.from_keras(_build, loss='mse')
-  process = algorithms.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))
+  process = algorithms.build_fed_avg(_MODEL, training=_TRAINING)
   process.sent_beside = {'drafts/user': table, 'counts': number}
   found = communication(process, ())
   assert found['upload_not_counted'] == ['drafts/user']
   assert found['upload_parameters'] == 33 + 2
   assert found['upload_bytes'] == 132 + 16
-
-
-def test_without_clients_nothing_of_them_is_counted():
-  model = tff_partial.from_keras(_build, loss='mse')
-  process = algorithms.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))
-  assert 'upload_bytes_by_rows' not in communication(process, ())
+  # Without clients nothing of them is counted.
+  assert 'upload_bytes_by_rows' not in found
 
 
 def test_tables_are_sent_whole_where_an_aggregator_takes_no_rows():

@@ -23,39 +23,23 @@ from tff_partial.training.errors import ProgramError
 def _invented(higher_is_better=True) -> Comparison:
   """Two methods, three seeds and twenty clients; the second is better by .1."""
   draw = np.random.default_rng(0)
-  runs, clients = [], []
+  runs, clients, history = [], [], []
   for seed in range(3):
     of_first = draw.uniform(0, 0.5, 20)
     for method, gain in (('one', 0.0), ('other', 0.1)):
       own = of_first + gain
       if method == 'other':
         own[:5] -= 0.3  # A quarter of the clients are worse off.
-      clients.append(
-        pd.DataFrame(
-          {'client': [f'c{k}' for k in range(20)], 'accuracy': own}
-        ).assign(method=method, seed=seed)
-      )
-      runs.append(
-        {
-          'method': method,
-          'seed': seed,
-          'accuracy': 0.5 + gain + 0.01 * seed * (1 + gain),
-          'diverged': False,
-          'best_round': None,
-          'download_bytes': 2_000,
-          'upload_bytes': 1_000,
-          'seconds_round': 0.5,
-        }
-      )
-  history = [
-    {'method': run['method'], 'seed': run['seed'], 'round': k, 'loss': 1 / k}
-    for run in runs
-    for k in (1, 2)
-  ]
+      run = {'method': method, 'seed': seed}
+      names = [f'c{k}' for k in range(20)]
+      clients.append(pd.DataFrame({'client': names, 'accuracy': own, **run}))
+      runs.append({**run, 'accuracy': 0.5 + gain + 0.01 * seed * (1 + gain)})
+      history += [{**run, 'round': k, 'loss': 1 / k} for k in (1, 2)]
+  costs = {'download_bytes': 2_000, 'upload_bytes': 1_000, 'seconds_round': 0.5}
   return Comparison(
     'accuracy',
     higher_is_better,
-    pd.DataFrame(runs),
+    pd.DataFrame(runs).assign(diverged=False, best_round=None, **costs),
     pd.concat(clients, ignore_index=True),
     pd.DataFrame(history),
   )
@@ -70,10 +54,8 @@ def test_summary_by_hand() -> None:
   # Student's t with two degrees of freedom: 4.303.
   assert table.loc['one', 'ci95'] == pytest.approx(4.3027 * 0.01 / 3**0.5, 1e-4)
   assert table.loc['other', 'difference'] == pytest.approx(0.101)
-  gains = [0.1, 0.101, 0.102]
-  assert table.loc['other', 'p'] == pytest.approx(
-    stats.ttest_1samp(gains, 0).pvalue
-  )
+  expected = stats.ttest_1samp([0.1, 0.101, 0.102], 0).pvalue
+  assert table.loc['other', 'p'] == pytest.approx(expected)
   assert np.isnan(table.loc['one', 'hurt'])
   assert table.loc['other', 'hurt'] == pytest.approx(0.25)
   own = found.clients[found.clients['method'] == 'one']
@@ -103,10 +85,8 @@ def test_names_with_signs_stay_in_their_cell() -> None:
   for frame in (found.runs, found.clients):
     frame['method'] = frame['method'].replace('one', r'a|b_{\c}^2~$1')
   assert r'| a\|b_{\c}^2~$1 | 0.510' in found.to_markdown()
-  assert (
-    r'a|b\_\{\textbackslash{}c\}\textasciicircum{}2\textasciitilde{}\$1 & 0.510'
-    in found.to_latex()
-  )
+  said = r'a|b\_\{\textbackslash{}c\}\textasciicircum{}2\textasciitilde{}\$1 & '
+  assert f'{said}0.510' in found.to_latex()
 
 
 def test_a_diverged_run_is_in_no_mean() -> None:
@@ -120,12 +100,12 @@ def test_a_diverged_run_is_in_no_mean() -> None:
 
 def test_curves_are_of_what_was_recorded_by_runs_that_did_not_diverge() -> None:
   found = _invented()
-  for frame, column, value in (
-    (found.history, 'loss', 1e6),
-    (found.runs, 'diverged', True),
+  for frame, lost in (
+    (found.history, {'loss': 1e6}),
+    (found.runs, {'diverged': 1}),
   ):
-    lost = (frame['method'] == 'other') & (frame['seed'] == 2)
-    frame.loc[lost, column] = value
+    of_last = (frame['method'] == 'other') & (frame['seed'] == 2)
+    frame.loc[of_last, list(lost)] = list(lost.values())
   axes = found.draw('loss').axes[0]
   assert axes.get_xlabel() == 'round'
   labels = ['one', 'other (1 diverged)']
@@ -138,6 +118,13 @@ def test_curves_are_of_what_was_recorded_by_runs_that_did_not_diverge() -> None:
 
 _X = np.random.default_rng(0).normal(size=[4, 10, 2]).astype(np.float32)
 _DATA = {f'c{k}': {'x': x, 'y': x[:, :1] * k} for k, x in enumerate(_X)}
+
+
+_LOSS = {'metric': 'loss', 'higher_is_better': False}
+
+
+def _pack(spec):
+  return tff_partial.pack(_DATA, spec)
 
 
 def _method(build, measure):
@@ -170,14 +157,13 @@ def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
   def compare(rounds, folder):
     return tff_partial.compare(
       methods,
-      lambda spec: tff_partial.pack(_DATA, spec),
-      metric='loss',
-      higher_is_better=False,
+      _pack,
       rounds=rounds,
       clients_per_round=4,
       seeds=[0, 1],
       output_dir=tmp_path / folder,
       show_progress=False,
+      **_LOSS,
     )
 
   compare(3, 'parts')
@@ -222,15 +208,8 @@ def _one_method(
     made.extend(build(seed))
     return made
 
-  found = tff_partial.compare(
-    {'tuned': method},
-    lambda spec: tff_partial.pack(_DATA, spec),
-    metric=metric,
-    higher_is_better=False,
-    rounds=1,
-    clients_per_round=2,
-    seeds=[1],
-  )
+  sizes = {**_LOSS, 'rounds': 1, 'clients_per_round': 2, 'seeds': [1]}
+  found = tff_partial.compare({'tuned': method}, _pack, **sizes, metric=metric)
   return found, *made
 
 
@@ -255,10 +234,8 @@ def test_clients_are_tested_with_the_seed_of_the_run() -> None:
     process, clients, rounds=1, clients_per_round=2, seed=1
   ).weights
   tests = tff_partial.EvaluationSet(evaluation, clients)
-  by_seed = [
-    tff_partial.evaluate(tests, weights, seed)['loss'] for seed in (0, 1)
-  ]
-  assert by_seed[0] != by_seed[1] == found.runs['loss'][0]
+  zero, one = (tff_partial.evaluate(tests, weights, seed) for seed in (0, 1))
+  assert zero['loss'] != one['loss'] == found.runs['loss'][0]
 
 
 @pytest.mark.slow
@@ -276,17 +253,9 @@ def test_where_no_client_is_measured_there_is_no_number() -> None:
     (['Global', 'Global+'], [0], "'Global', 'Global\\+' would .* 'global'"),
   ],
 )
-def test_runs_that_cannot_be_compared_are_refused(
-  names, seeds, problem, tmp_path
-) -> None:
+def test_what_cannot_be_compared_is_refused(names, seeds, problem, tmp_path):
+  settings = {**_LOSS, 'rounds': 1, 'clients_per_round': 1, 'seeds': seeds}
   with pytest.raises(AnalysisError, match=problem):
     tff_partial.compare(
-      dict.fromkeys(names),
-      lambda spec: None,
-      metric='loss',
-      higher_is_better=False,
-      rounds=1,
-      clients_per_round=1,
-      seeds=seeds,
-      output_dir=tmp_path,
+      dict.fromkeys(names), lambda spec: None, output_dir=tmp_path, **settings
     )

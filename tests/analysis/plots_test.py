@@ -93,9 +93,7 @@ def test_a_run_in_memory_has_a_history(result):
   assert 'history' not in repr(result)
 
 
-def test_a_run_that_goes_on_has_the_history_of_all_rounds(
-  world, result, tmp_path
-):
+def test_a_run_that_goes_on_has_its_whole_history(world, result, tmp_path):
   def repeatable(one: programs.TrainingResult) -> list[dict[str, Any]]:
     return [
       {name: v for name, v in entry.items() if not name.startswith('seconds')}
@@ -132,10 +130,7 @@ def test_a_plot_has_a_panel_for_each_metric_that_was_validated(result):
     best=3,
   )
   drawn = _drawn(curves.of_result(told))
-  assert list(drawn) == [
-    'loss (mean per example)',
-    'mae (unit of the labels)',
-  ]
+  assert list(drawn) == ['loss (mean per example)', 'mae (unit of the labels)']
   loss, mae = drawn.values()
   assert loss['training'] == [[1, 4.0], [2, 2.0], [3, 1.0]]
   assert loss['validation'] == [[2, 3.0], [3, 2.5]]
@@ -169,34 +164,21 @@ def test_a_metric_that_was_not_measured_is_refused(result):
 
 def test_a_run_without_anything_to_draw_says_what_there_is(result):
   told = _told(result, [{'seconds_round': 0.1}], best=None)
-  with pytest.raises(
-    AnalysisError, match='draw of the run: .* are seconds_round'
-  ):
+  with pytest.raises(AnalysisError, match='of the run: .* are seconds_round'):
     curves.of_result(told)
 
 
 # ---- private runs ------------------------------------------------------------
 
 
-def _plan() -> privacy_plans.PrivacyPlan:
-  return privacy_plans.plan(
-    clipping.FixedClip(1.0),
-    noise_multiplier=1.0,
-    delta=1e-3,
-    population=12,
-    clients_per_round=4,
-    rounds=2,
-  )
-
-
 @pytest.mark.slow
 def test_a_private_run_has_and_shows_what_it_publishes():
-  plan = _plan()
-  world = _world(
-    aggregation=tff_partial.Aggregation(
-      plan.mean(), tff_partial.ClientWeighting.UNIFORM
-    )
+  sizes = {'population': 12, 'clients_per_round': 4, 'rounds': 2}
+  plan = privacy_plans.plan(
+    clipping.FixedClip(1.0), noise_multiplier=1.0, delta=1e-3, **sizes
   )
+  alike = tff_partial.ClientWeighting.UNIFORM
+  world = _world(aggregation=tff_partial.Aggregation(plan.mean(), alike))
   ledger = privacy_plans.PrivacyLedger(plan)
   result = world.train(privacy=ledger, rounds=2)
   for entry in result.history:
@@ -216,6 +198,5 @@ def test_a_private_run_has_and_shows_what_it_publishes():
 def test_diagnostics_of_a_private_run_are_drawn_as_what_they_are(result):
   rounds = [{'loss_not_private': 2.0, 'privacy/epsilon': 1.0}]
   drawn = _drawn(curves.of_result(_told(result, rounds, best=None)))
-  assert drawn['loss (mean per example)'] == {
-    'training, not private': [[1, 2.0]]
-  }
+  of_loss = drawn['loss (mean per example)']
+  assert of_loss == {'training, not private': [[1, 2.0]]}

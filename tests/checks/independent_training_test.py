@@ -79,11 +79,8 @@ def test_what_concerns_one_user_is_allowed(build):
 
 
 def test_a_norm_of_the_whole_table_is_not_allowed():
-  report = _check(
-    functools.partial(
-      _central, embeddings_regularizer=tf.keras.regularizers.L2(0.5)
-    )
-  )
+  norm = tf.keras.regularizers.L2(0.5)
+  report = _check(functools.partial(_central, embeddings_regularizer=norm))
   assert not report.holds
   (violation,) = report.violations
   assert violation.equation == 1
@@ -103,21 +100,16 @@ def test_a_prediction_that_looks_at_other_users_is_not_allowed():
       self.table = self.add_weight('table', [_NUM_USERS, 3])
 
     def call(self, user):
-      return tf.gather(self.table, user) + 0.1 * tf.gather(
-        self.table, (user + 1) % _NUM_USERS
-      )
+      neighbour = tf.gather(self.table, (user + 1) % _NUM_USERS)
+      return tf.gather(self.table, user) + 0.1 * neighbour
 
   def build() -> tf.keras.Model:
     user = layers.Input([], dtype=tf.int32)
     vector = Neighbour(name='users')(user)
     return tf.keras.Model(user, layers.Dense(1)(vector))
 
-  ratings = _ratings()
-  report = _check(
-    build,
-    examples={'x': ratings['x']['user'], 'y': ratings['y']},
-    user=None,
-  )
+  ratings = {**_ratings(), 'x': _ratings()['x']['user']}
+  report = _check(build, examples=ratings, user=None)
   (violation,) = report.violations
   assert violation.variable == 'users/table'
   assert 'that the loss of user' in str(violation)
@@ -126,15 +118,9 @@ def test_a_prediction_that_looks_at_other_users_is_not_allowed():
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    (
-      {'private': 'people/.*'},
-      "'people/.*' names none of .*'users/embeddings'",
-    ),
+    ({'private': 'people/.*'}, "people/.*' names none of .*'users/embeddings'"),
     ({'user': None}, 'the examples have several inputs. Name the one'),
-    (
-      {'user': 'author'},
-      r"no input 'author'; the inputs are \['item', 'user'\]",
-    ),
+    ({'user': 'author'}, r"'author'; the inputs are \['item', 'user'\]"),
     (
       {'examples': {**_ratings(), 'x': {**_ratings()['x'], 'user': [5] * 6}}},
       'has no row for each of the users 5 to 5',
@@ -147,8 +133,6 @@ def test_what_cannot_be_checked_is_refused(options, message):
 
 
 def test_a_table_that_nobody_reads_is_refused():
-  with pytest.raises(
-    split_personalization.CheckError,
-    match=r"depends on the private variables \['users/embeddings'\]",
-  ):
+  said = r"depends on the private variables \['users/embeddings'\]"
+  with pytest.raises(split_personalization.CheckError, match=said):
     _check(functools.partial(_central, tf.zeros_like))

@@ -12,7 +12,13 @@ from tff_partial.data import splits
 from tff_partial.templates import implicit_factors
 from tff_partial.templates import ranking
 
-_ITEMS = 120
+_ITEMS, _SPLIT = 120, splits.by_mark()
+
+
+def _probe(process, evaluation, num_users: int, rounds: int):
+  exam = ranking.build_ranking_eval(evaluation, _ITEMS, split=_SPLIT)
+  sizes = {'num_users': num_users, 'rounds': rounds}
+  return leak_probe.probe_leak(process, exam, _ITEMS, chance=0.1, **sizes)
 
 
 @pytest.mark.slow
@@ -20,17 +26,9 @@ _ITEMS = 120
 def test_only_what_was_held_out_tells_of_random_tastes(told) -> None:
   """An evaluation whose clients solve for all of their items is told."""
   model = implicit_factors.build_model(_ITEMS, 32)
-  split = splits.by_mark()
-  known = splits.Split(splits.everything(), split.query) if told else split
+  known = splits.Split(splits.everything(), _SPLIT.query) if told else _SPLIT
   evaluation = algorithms.build_fed_ials_eval(model, split=known)
-  probe = leak_probe.probe_leak(
-    algorithms.build_fed_ials(model),
-    ranking.build_ranking_eval(evaluation, _ITEMS, split=split),
-    _ITEMS,
-    chance=0.1,
-    num_users=200,
-    rounds=3,
-  )
+  probe = _probe(algorithms.build_fed_ials(model), evaluation, 200, 3)
   assert probe.leaks == told
   assert probe.hit_rate > 0.3 if told else abs(probe.hit_rate - 0.1) < 0.08
 
@@ -43,15 +41,8 @@ def _factors() -> tf.keras.Model:
 
 @pytest.mark.slow
 def test_what_diverges_is_not_probed() -> None:
-  model, split = from_keras(_factors, local='own', loss='mse'), splits.by_mark()
+  model = from_keras(_factors, local='own', loss='mse')
   steps = {'reconstruction_optimizer': sgd(1e30), 'batch_size': 4}
-  evaluation = algorithms.build_fed_recon_eval(model, split=split, **steps)
+  evaluation = algorithms.build_fed_recon_eval(model, split=_SPLIT, **steps)
   with pytest.raises(split_personalization.CheckError, match='not finite'):
-    leak_probe.probe_leak(
-      algorithms.build_fed_recon(model, **steps),
-      ranking.build_ranking_eval(evaluation, _ITEMS, split=split),
-      _ITEMS,
-      chance=0.1,
-      num_users=10,
-      rounds=1,
-    )
+    _probe(algorithms.build_fed_recon(model, **steps), evaluation, 10, 1)

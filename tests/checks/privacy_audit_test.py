@@ -1,7 +1,5 @@
 """Canaries: what an attack proves must be below what is claimed."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -59,15 +57,11 @@ def _planned(
 
 
 def _attacked(
-  aggregation: Aggregation,
-  ledger: run_privacy.Accounting,
-  **settings: Any,
+  aggregation: Aggregation, ledger: run_privacy.Accounting
 ) -> tuple[audit_bounds.Proof, np.ndarray]:
   """Trains with canaries; returns what that proves, and their scores."""
   process = algorithms.build_furl(
-    keras_models.from_keras(
-      _build_table, local='user', loss=tf.keras.losses.MeanSquaredError()
-    ),
+    keras_models.from_keras(_build_table, local='user', loss='mse'),
     aggregation=Aggregation(
       _HIDDEN.watched(aggregation.aggregator),
       messages.ClientWeighting.UNIFORM,
@@ -75,14 +69,8 @@ def _attacked(
     ),
   )
   clients = _HIDDEN.among(small_runs.pack(process.example_spec, 'some', 12))
-  trained = programs.train(
-    process,
-    clients,
-    rounds=_ROUNDS,
-    clients_per_round=_COHORT,
-    privacy=ledger,
-    **settings,
-  )
+  sizes = {'rounds': _ROUNDS, 'clients_per_round': _COHORT}
+  trained = programs.train(process, clients, privacy=ledger, **sizes)
   scores = _HIDDEN.scores(trained.state)
   return audit_bounds.prove(scores, _HIDDEN.present, _DELTA, _SURELY), scores
 
@@ -110,10 +98,9 @@ def test_a_run_with_less_noise_than_it_claims_is_found_out():
   # What another program than `train` might do: its ledger would refuse it.
   claimed = _planned(6.0, clipping_lib.FixedClip(0.5))
   cheating = _planned(0.01, clipping_lib.FixedClip(0.5))
+  ledger = privacy_plans.PrivacyLedger(claimed)
   with pytest.raises(PrivacyError, match='process has 0.01'):
-    _attacked(
-      Aggregation(cheating.mean()), privacy_plans.PrivacyLedger(claimed)
-    )
+    _attacked(Aggregation(cheating.mean()), ledger)
   _, scores = _attacked(Aggregation(cheating.mean()), run_privacy.UNACCOUNTED)
   proof = audit_bounds.prove(scores, _HIDDEN.present, _DELTA, 0.99)
   assert proof.epsilon > claimed.epsilon > 0.5
@@ -136,9 +123,8 @@ def test_canaries_come_if_they_are_there():
   # Others keep their seeds; canaries have one by which they are known.
   drawn = np.stack([value['seed'] for value in cohort])
   np.testing.assert_array_equal(drawn[len(there) :], seeds[160:])
-  np.testing.assert_array_equal(
-    drawn[: len(there)], _HIDDEN.seeds[_HIDDEN.present]
-  )
+  known = _HIDDEN.seeds[_HIDDEN.present]
+  np.testing.assert_array_equal(drawn[: len(there)], known)
 
 
 def test_a_canary_sends_its_element_and_the_others_all_but_these():
@@ -172,9 +158,8 @@ def test_a_proof_by_one_run_by_hand():
   present = np.arange(16) < 8
   proof = audit_bounds.prove(present.astype(float), present, delta=0.0)
   root = 0.025 ** (1.0 / 16.0)
-  np.testing.assert_allclose(
-    proof.epsilon, np.log(root / (1.0 - root)), atol=1e-5
-  )
+  expected = np.log(root / (1.0 - root))
+  np.testing.assert_allclose(proof.epsilon, expected, atol=1e-5)
   assert proof[1:] == (16, 16)
   # Delta adds the likeliest way to be pushed over the edge: for 16 of 16 that
   # is max_i P[16 - i <= W < 16] / i, times 2 * 16 * delta.

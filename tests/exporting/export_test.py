@@ -32,7 +32,6 @@ from tff_partial.templates import rating_posteriors
 
 _SIZE, _COUNT = 12, 7
 _PHASE = tff_partial.Phase(batch_size=3, epochs=2, shuffle=True)
-_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _rating_model() -> models.PartialModel:
@@ -124,17 +123,11 @@ def _exported(
   shared = model.initial_weights(tiers.GLOBAL, random_bits.derive('shared'))
   weights = ModelWeights({tiers.GLOBAL: shared}, {})
   exported = tff_partial.export(
-    model,
-    weights,
-    folder,
-    reconstruction=phase,
-    num_support=_SIZE,
+    model, weights, folder, reconstruction=phase, num_support=_SIZE
   )
+  same = tff_partial.splits.same()
   simulated = evaluation.build_query_evaluation(
-    model,
-    train=(tiers.LOCAL,),
-    personalise=phase,
-    split=tff_partial.splits.same(),
+    model, train=(tiers.LOCAL,), personalise=phase, split=same
   )
   client = collections.OrderedDict(
     examples=collections.OrderedDict(x=x, y=y, weight=np.ones(_COUNT, 'f')),
@@ -199,18 +192,13 @@ def test_a_device_has_the_intervals_of_the_simulation(tmp_path, rated_items):
   model = rating_posteriors.build_model(9, 2, rated_items=rated_items)
   process = tff_partial.algorithms.build_fed_als(model)
   ratings = {
-    f'u{k}': {
-      'x': draw.integers(0, 9, 6).astype(np.int32),
-      'y': draw.normal(size=6).astype(np.float32),
-    }
+    f'u{k}': {'x': np.int32(draw.integers(0, 9, 6)), 'y': draw.normal(size=6)}
     for k in range(12)
   }
   clients = tff_partial.pack(ratings, process.example_spec)
   result = tff_partial.train(process, clients, rounds=3, clients_per_round=12)
   exported = tff_partial.export(
-    model,
-    result.best_weights,
-    tmp_path / 'device',
+    *(model, result.best_weights, tmp_path / 'device'),
     reconstruction=result,
     num_support=8,
   )
@@ -234,11 +222,9 @@ def test_a_device_predicts_as_keras_does(case, device):
   own = device['reconstruct'](**case.support)
   for number in (1, 5):
     x = case.support['x'][:number]
-    np.testing.assert_allclose(
-      device['predict'](x=x, **own)['predictions'],
-      case.keras_model.predict(x, verbose=0),
-      atol=2e-6,
-    )
+    found = device['predict'](x=x, **own)['predictions']
+    expected = case.keras_model.predict(x, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -248,11 +234,13 @@ def test_the_state_inside_persists_across_calls(case, device):
   def infer() -> np.ndarray:
     return device['infer'](x=x)['predictions']
 
+  def infers_as_with(local: dict[str, np.ndarray]) -> None:
+    expected = device['predict'](x=x, **local)['predictions']
+    np.testing.assert_allclose(infer(), expected, atol=1e-6)
+
   once = device['train'](**case.support)
   after_once = infer()
-  np.testing.assert_allclose(
-    after_once, device['predict'](x=x, **once)['predictions'], atol=1e-6
-  )
+  infers_as_with(once)
   twice = device['train'](**case.support)
   assert any(np.abs(twice[name] - once[name]).max() > 1e-4 for name in once)
   assert np.abs(infer() - after_once).max() > 1e-4
@@ -261,16 +249,11 @@ def test_the_state_inside_persists_across_calls(case, device):
     np.testing.assert_allclose(found, once[name], atol=1e-7)
   device['restore'](**once)
   np.testing.assert_array_equal(infer(), after_once)
-  first = device['reset']()
-  np.testing.assert_allclose(
-    infer(), device['predict'](x=x, **first)['predictions'], atol=1e-6
-  )
+  infers_as_with(device['reset']())
 
 
 @pytest.mark.slow
-def test_padding_counts_for_nothing_and_no_examples_change_nothing(
-  case, device
-):
+def test_padding_counts_for_nothing_as_no_examples_do(case, device):
   found = device['reconstruct'](**case.support)
   other = {**case.support, 'x': case.support['x'].copy()}
   other['x'][_COUNT:] = 1
@@ -283,11 +266,10 @@ def test_padding_counts_for_nothing_and_no_examples_change_nothing(
 
 
 def _serve(monkeypatch: Any, file: str, *options: str) -> None:
-  arguments = [file, '--of=3,4', '--are=1,5', *options]
-  monkeypatch.setattr(sys, 'argv', ['serve_tflite.py', *arguments])
-  runpy.run_path(
-    str(_ROOT / 'examples' / 'serve_tflite.py'), run_name='__main__'
-  )
+  script = str(commands.ROOT / 'examples' / 'serve_tflite.py')
+  arguments = [script, file, '--of=3,4', '--are=1,5', *options]
+  monkeypatch.setattr(sys, 'argv', arguments)
+  runpy.run_path(script, run_name='__main__')
 
 
 def test_an_example_refuses_items_without_ratings(capsys, monkeypatch):
@@ -302,9 +284,8 @@ def test_an_example_serves_a_user(case, capsys, monkeypatch):
     pytest.skip('The example is of ratings.')
   _serve(monkeypatch, str(case.exported.paths['tflite']), '--among=9')
   lines = capsys.readouterr().out.splitlines()
-  assert sorted(line.split(':')[0] for line in lines) == [
-    f'item {number}' for number in range(9)
-  ]
+  items = sorted(line.split(':')[0] for line in lines)
+  assert items == [f'item {number}' for number in range(9)]
 
 
 # ---- other settings ----------------------------------------------------------
@@ -343,9 +324,8 @@ def test_weights_of_examples_and_first_values_by_hand(slope, tmp_path):
   assert '"num_support": 2' in (exported.folder / 'signatures.json').read_text()
   assert [path.name for path in exported.folder.iterdir()] != []
   assert set(exported.paths) == set(exported.sizes()) == {'saved_model'}
-  assert repr(exported).startswith(
-    f'Exported to {exported.folder}: saved_model ('
-  )
+  said = f'Exported to {exported.folder}: saved_model ('
+  assert repr(exported).startswith(said)
   assert len(repr(exported)) < 400
   assert exported.signatures['infer']['inputs']['x']['shape'] == [3, 1]
   device = running.load(exported.paths['saved_model'])
@@ -360,21 +340,13 @@ def test_a_device_takes_the_steps_of_the_process(slope, tmp_path):
   )
   fields = {name: _support()[name] for name in ('x', 'y')}
   clients = tff_partial.pack({'ann': fields}, process.example_spec)
-  result = tff_partial.train(
-    process, clients, rounds=2, clients_per_round=1, seed=0
-  )
+  result = tff_partial.train(process, clients, rounds=2, clients_per_round=1)
   mine = tff_partial.personalise(result, clients, 'ann')
   found = {}
-  for name, reconstruction in {
-    'result': result,
-    'phase': tff_partial.Phase(),
-  }.items():
+  for name, steps in {'result': result, 'phase': tff_partial.Phase()}.items():
     exported = tff_partial.export(
-      slope,
-      result.best_weights,
-      tmp_path / name,
-      ['saved_model'],
-      reconstruction=reconstruction,
+      *(slope, result.best_weights, tmp_path / name, ['saved_model']),
+      reconstruction=steps,
       num_support=2,
     )
     device = running.load(exported.paths['saved_model'])
@@ -383,34 +355,16 @@ def test_a_device_takes_the_steps_of_the_process(slope, tmp_path):
   np.testing.assert_allclose(found['result'], expected, rtol=1e-6)
   # One step of 0.1, as a phase takes by default, is another.
   assert abs(found['phase'] - expected) > 0.1
-  with pytest.raises(
-    ExportError, match='epochs of the process follow the roun'
-  ):
+  with pytest.raises(ExportError, match='epochs of the process follow the ro'):
     tff_partial.export(
       slope, result.best_weights, tmp_path / 'out', reconstruction=process
     )
 
 
-def test_it_is_to_be_said_how_devices_rebuild(slope, tmp_path):
-  with pytest.raises(
-    ExportError, match='Say by which steps: `reconstruction=r'
-  ):
-    tff_partial.export(slope, _SHARED, tmp_path / 'out')
-  ditto = algorithms.build_ditto(
-    tff_partial.from_keras(planted.build_slope, loss='mse')
-  )
-  with pytest.raises(ExportError, match='train personal weights of their own'):
-    tff_partial.export(slope, _SHARED, tmp_path / 'out', reconstruction=ditto)
-
-
 def test_a_model_without_local_weights_predicts_and_no_more(tmp_path):
   model = tff_partial.from_keras(planted.build_slope, loss='mse')
-  exported = tff_partial.export(
-    model,
-    {'shared/own': np.zeros([1]), 'own/kernel': [[2]]},
-    tmp_path / 'out',
-    ['tflite'],
-  )
+  weights = {'shared/own': np.zeros([1]), 'own/kernel': [[2]]}
+  exported = tff_partial.export(model, weights, tmp_path / 'out', ['tflite'])
   assert list(exported.signatures) == ['predict']
   device = running.load(exported.paths['tflite'])
   found = device['predict'](x=np.float32([[3.0]]))
@@ -424,18 +378,20 @@ def test_a_full_disk_leaves_no_half_of_an_export(tmp_path, monkeypatch):
   model = tff_partial.from_keras(planted.build_slope, loss='mse')
   items = vocabularies.Vocabulary('ab')
   monkeypatch.setattr(vocabularies, 'save', full)
+  weights = {'shared/own': [0.0], 'own/kernel': [[2.0]]}
+  settings = {'formats': ['saved_model'], 'vocabularies': {'item': items}}
   with pytest.raises(ExportError, match='nothing was .* No space left'):
-    tff_partial.export(
-      model,
-      {'shared/own': [0.0], 'own/kernel': [[2.0]]},
-      tmp_path / 'out',
-      ['saved_model'],
-      vocabularies={'item': items},
-    )
+    tff_partial.export(model, weights, tmp_path / 'out', **settings)
   assert not (tmp_path / 'out').exists()
 
 
 # ---- refusals ----------------------------------------------------------------
+
+
+_OF_A_COPY = tff_partial.Phase(
+  train=(tiers.LOCAL,), weights_fn=tiers.personal_copy
+)
+_OF_GLOBAL = tff_partial.Phase(optimizer={tiers.GLOBAL: tff_partial.sgd(0.1)})
 
 
 @pytest.mark.parametrize(
@@ -452,22 +408,9 @@ def test_a_full_disk_leaves_no_half_of_an_export(tmp_path, monkeypatch):
       {'reconstruction': tff_partial.Phase(epochs=lambda number: number)},
       'epochs of a phase follow the rounds',
     ),
-    (
-      {
-        'reconstruction': tff_partial.Phase(
-          train=(tiers.LOCAL,), weights_fn=tiers.personal_copy
-        )
-      },
-      'reads a copy of the weights',
-    ),
-    (
-      {
-        'reconstruction': tff_partial.Phase(
-          optimizer={tiers.GLOBAL: tff_partial.sgd(0.1)}
-        )
-      },
-      'no optimizer for local weights',
-    ),
+    ({'reconstruction': _OF_A_COPY}, 'reads a copy of the weights'),
+    ({'reconstruction': _OF_GLOBAL}, 'no optimizer for local weights'),
+    ({'reconstruction': None}, 'Say by which steps: `reconstruction=r'),
   ],
 )
 def test_impossible_settings_are_refused(slope, tmp_path, settings, message):
@@ -489,12 +432,16 @@ def test_missing_weights_are_refused(slope, tmp_path):
     tff_partial.export(slope, {}, tmp_path / 'out')
 
 
-def test_a_model_with_groups_is_refused(tmp_path):
+def test_groups_and_personal_weights_are_refused(slope, tmp_path):
+  build, out = planted.build_slope, tmp_path / 'out'
   model = tff_partial.from_keras(
-    planted.build_slope, local='own', group='shared', num_groups=2, loss='mse'
+    build, local='own', group='shared', num_groups=2, loss='mse'
   )
   with pytest.raises(ExportError, match='has variables for groups'):
-    tff_partial.export(model, _SHARED, tmp_path / 'out')
+    tff_partial.export(model, _SHARED, out)
+  ditto = algorithms.build_ditto(tff_partial.from_keras(build, loss='mse'))
+  with pytest.raises(ExportError, match='train personal weights of their own'):
+    tff_partial.export(slope, _SHARED, out, reconstruction=ditto)
 
 
 def _with_dropout() -> tf.keras.Model:
@@ -507,16 +454,11 @@ def _with_dropout() -> tf.keras.Model:
 @pytest.mark.slow
 def test_operators_that_tflite_lacks_are_named(tmp_path):
   model = tff_partial.from_keras(_with_dropout, local='own', loss='mse')
-  with pytest.raises(
-    ExportError, match='StatelessRandomUniformFullIntV2.*as for a dropout'
-  ) as refused:
+  said = "UniformFullIntV2.*as for a dropout(?s:.*)formats=.'saved_model',."
+  with pytest.raises(ExportError, match=f'StatelessRandom{said}'):
     tff_partial.export(
-      model,
-      _SHARED,
-      tmp_path / 'out',
-      reconstruction=tff_partial.Phase(),
+      model, _SHARED, tmp_path / 'out', reconstruction=tff_partial.Phase()
     )
-  assert "formats=('saved_model',)" in str(refused.value)
   assert not (tmp_path / 'out').exists()
 
 

@@ -36,11 +36,10 @@ def _build(length: int | None) -> tf.keras.Model:
   return tf.keras.Model([film, text, age], rating)
 
 
-@pytest.fixture(
-  name='model',
-  scope='module',
-  params=[2, pytest.param(None, marks=pytest.mark.slow)],
-)
+_LENGTHS = [2, pytest.param(None, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(name='model', scope='module', params=_LENGTHS)
 def fixture_model(request) -> models.PartialModel:
   return tff_partial.from_keras(
     lambda: _build(request.param), local='own', loss='mse'
@@ -74,12 +73,9 @@ def test_values_of_two_lines_are_refused():
 @pytest.mark.slow
 def test_devices_read_strings_or_their_numbers(model, tmp_path):
   shared = model.initial_weights('global', [0, 1])
+  steps = tff_partial.Phase(batch_size=2, epochs=2)
   exported = tff_partial.export(
-    model,
-    shared,
-    tmp_path / 'exported',
-    reconstruction=tff_partial.Phase(batch_size=2, epochs=2),
-    num_support=4,
+    model, shared, tmp_path / 'exported', reconstruction=steps, num_support=4
   )
   ages = np.array([[1.0], [2.0], [3.0], [5.0]], np.float32)
   # The mean of no steps is no number: an empty text needs a fixed length.
@@ -103,20 +99,16 @@ def test_devices_read_strings_or_their_numbers(model, tmp_path):
     predicted[form] = run['predict'](**inputs, **own[form])['predictions']
   for name, value in own['saved_model'].items():
     np.testing.assert_allclose(own['tflite'][name], value, atol=1e-6)
-  np.testing.assert_allclose(
-    predicted['tflite'], predicted['saved_model'], atol=1e-6
-  )
-  keras_model = model.to_keras(
-    shared, {exported.local[n]: v for n, v in own['saved_model'].items()}
-  )
+  found = predicted['saved_model']
+  np.testing.assert_allclose(predicted['tflite'], found, atol=1e-6)
+  local = {exported.local[n]: v for n, v in own['saved_model'].items()}
+  keras_model = model.to_keras(shared, local)
   whole = {name.removeprefix('x_'): np.array(texts[name]) for name in texts}
   expected = keras_model.predict(whole, verbose=0)
-  np.testing.assert_allclose(predicted['saved_model'], expected, atol=1e-6)
+  np.testing.assert_allclose(found, expected, atol=1e-6)
   keras_model.save(tmp_path / 'keras')
   again = tf.keras.models.load_model(tmp_path / 'keras')
   np.testing.assert_array_equal(again.predict(whole, verbose=0), expected)
-  assert exported.signatures['predict']['inputs']['x_film'] == {
-    'dtype': 'string',
-    'shape': [None],
-  }
+  film = exported.signatures['predict']['inputs']['x_film']
+  assert film == {'dtype': 'string', 'shape': [None]}
   assert (exported.folder / 'lookups.json').exists()
