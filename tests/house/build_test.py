@@ -22,12 +22,8 @@ def found(include: list[str], exclude: Sequence[str] = ()) -> list[str]:
 
 
 def existing(*patterns: str) -> set[str]:
-  return {
-    str(path.relative_to(ROOT))
-    for pattern in patterns
-    for path in ROOT.glob(pattern)
-    if path.is_file()
-  }
+  paths = (path for pattern in patterns for path in ROOT.glob(pattern))
+  return {str(path.relative_to(ROOT)) for path in paths if path.is_file()}
 
 
 def read_targets(text: str) -> list[Target]:

@@ -38,19 +38,11 @@ def test_every_page_is_in_the_index():
 def test_all_that_a_clients_functions_can_use_is_listed():
   page = (DOCS / 'new_algorithm.md').read_text('utf-8')
   listed = set(re.findall(r'\w+', ' '.join(re.findall(r'`[^`\n]+`', page))))
-  kinds = [
-    contexts.ClientContext,
-    contexts.Batch,
-    contexts.Outcome,
-    client_statistics.Server,
-  ]
-  of_tuples = {name for name in dir(tuple) if not name.startswith('_')}
-  names = {
-    name
-    for kind in kinds
-    for name in set(dir(kind)) - of_tuples
-    if not name.startswith('_')
+  kinds = contexts.ClientContext, contexts.Batch, contexts.Outcome
+  fields = {
+    name for kind in (*kinds, client_statistics.Server) for name in dir(kind)
   }
+  names = {name for name in fields - {*dir(tuple)} if not name.startswith('_')}
   names |= {kind.__name__ for kind in typing.get_args(phases.Part)}
   names |= {
     name

@@ -30,13 +30,8 @@ def test_examples_are_short():
 
 
 def test_emoticons_become_labels_and_go(tmp_path, capsys, monkeypatch):
-  texts = [
-    'Thanks! :-)',
-    'f : A -> B; see 10:30',
-    ':tada: done',
-    ':D',
-    'so \U0001f600',
-  ]
+  texts = ['Thanks! :-)', 'f : A -> B; see 10:30', ':tada: done', ':D']
+  texts.append('so \U0001f600')
   path = tmp_path / 'messages.jsonl'
   pd.DataFrame({'author': '0123', 'time': range(5), 'text': texts}).to_json(
     path, orient='records', lines=True
@@ -72,15 +67,10 @@ def test_a_csv_file_of_ones_own(tmp_path, capsys, monkeypatch):
   assert re.search(r'^For reader 0: book \d, book \d, book \d$', said, re.M)
 
 
-def _lines_of_python(name: str) -> int:
-  """Counts lines of a script, without its docstring and empty lines."""
-  text = (_EXAMPLES / name).read_text(encoding='utf-8')
-  _, _, code = text.split('"""', 2)
-  return sum(bool(line.strip()) for line in code.splitlines())
-
-
 def test_the_way_to_the_phone_is_short():
-  assert _lines_of_python('csv_to_phone.py') <= 25
+  text = (_EXAMPLES / 'csv_to_phone.py').read_text(encoding='utf-8')
+  _, _, code = text.split('"""', 2)
+  assert sum(bool(line.strip()) for line in code.splitlines()) <= 25
 
 
 @pytest.mark.slow
@@ -106,12 +96,8 @@ def test_a_csv_file_on_a_phone(tmp_path, capsys, monkeypatch):
   rated = set(frame.item[frame.user == 'user 00'])
   assert not rated & {f'item {number}' for number, _ in found}
   assert int(found[0][0]) % 2 == 0
-  assert {path.name for path in phone.iterdir()} == {
-    'saved_model',
-    'model.tflite',
-    'signatures.json',
-    'vocabularies.json',
-  }
+  files = {'model.tflite', 'signatures.json', 'vocabularies.json'}
+  assert {path.name for path in phone.iterdir()} == {'saved_model', *files}
 
 
 @pytest.mark.slow

@@ -18,11 +18,8 @@ from tests.support.sources import ROOT
 _FILE = pathlib.Path(__file__).with_name('limits.toml')
 LIMITS = tomllib.loads(_FILE.read_text(encoding='utf-8'))
 PRODUCT = (
-  'baselines',
-  'distribution',
-  'tasks',
-  'tff_partial',
-  'tff_partial_programs',
+  *('baselines', 'distribution', 'tasks'),
+  *('tff_partial', 'tff_partial_programs'),
 )
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -60,11 +57,8 @@ def longest(lines: dict[str, int], limit: int) -> dict[str, int]:
 def measured() -> dict[str, tuple[float, object]]:
   """The value of each limit, and what it counts."""
   lines = {str(path): lines_of(path) for path in files_of(*PRODUCT)}
-  top = [
-    path.stem
-    for path in (ROOT / 'tff_partial').glob('*.py')
-    if path.stem != '__init__'
-  ]
+  top = {path.stem for path in (ROOT / 'tff_partial').glob('*.py')}
+  top -= {'__init__'}
   long_functions = longest(functions(), 80)
   long_files = longest(lines, 400)
   with_code = [n for path, n in lines.items() if '__init__' not in path]

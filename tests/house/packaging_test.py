@@ -33,11 +33,8 @@ def run_checked(*command: str | pathlib.Path, **options) -> str:
 
 def outside() -> dict[str, str]:
   """The environment variables, without those that lead back to the checkout."""
-  return {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith('PYTHON')
-  }
+  own = {name for name in os.environ if not name.startswith('PYTHON')}
+  return {name: os.environ[name] for name in own}
 
 
 @pytest.fixture(scope='module')

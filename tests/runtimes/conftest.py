@@ -6,14 +6,21 @@ from typing import Any
 
 from absl import logging as absl_logging
 import pytest
+import tensorflow_federated as tff
 
-from tests.support import on_native
+from tff_partial.runtimes.native_runtime.native import native
 
 
 @pytest.fixture(scope='module')
 def natively() -> Iterator[Callable[..., Any]]:
-  """Runs something on the native runtime."""
-  with on_native.running() as run:
+  """Calls a function with arguments natively, from inside of any runtime."""
+  with native() as context:
+    install = tff.framework.get_context_stack().install
+
+    def run(function: Callable[..., Any], *arguments: Any) -> Any:
+      with install(context):
+        return function(*arguments)
+
     yield run
 
 

@@ -32,25 +32,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # A run of seconds: invented ratings, small everything, nothing to compile.
 SMALL = (
-  '--data=synthetic',
-  '--num_factors=4',
-  '--clients_per_round=5',
-  '--rounds=6',
-  '--evaluate_every=2',
-  '--jit=false',
+  *('--data=synthetic', '--num_factors=4', '--clients_per_round=5'),
+  *('--rounds=6', '--evaluate_every=2', '--jit=false'),
 )
 
 # A model of documents that is traced in seconds.
 TINY_DOCUMENTS = (
-  '--data=synthetic',
-  '--set=max_chars=48',
-  '--set=ngram_lengths=3',
-  '--set=ngram_buckets=50',
-  '--set=places_per_step=4',
-  '--set=char_embedding=4',
-  '--lstm_units=4',
-  '--set=user_embedding=5',
-  '--control_points=2',
+  *('--data=synthetic', '--set=max_chars=48', '--set=ngram_lengths=3'),
+  *('--set=ngram_buckets=50', '--set=places_per_step=4', '--lstm_units=4'),
+  *('--set=char_embedding=4', '--set=user_embedding=5', '--control_points=2'),
 )
 
 _MARK = 'TFF_PARTIAL_TEST_MARK'

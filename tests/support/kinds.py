@@ -193,13 +193,8 @@ def given_values() -> tf.keras.Model:
 
 def two_outputs() -> tf.keras.Model:
   inputs = tf.keras.Input([4])
-  return tf.keras.Model(
-    inputs,
-    {
-      'head': layers.Dense(2, name='head')(inputs),
-      'b': layers.Dense(1)(inputs),
-    },
-  )
+  head, b = layers.Dense(2, name='head'), layers.Dense(1)
+  return tf.keras.Model(inputs, {'head': head(inputs), 'b': b(inputs)})
 
 
 def loss_of_two(labels, predictions):

@@ -30,14 +30,8 @@ def write(
   if ended:
     test = {'rmse': rmse, 'num_clients': 3, 'per_client': {'rmse': {}}}
     best = {**test, 'rmse': 0.5}
-    result = {
-      'seed': seed,
-      'diverged': diverged,
-      'test': {'unseen': test},
-      'best': {'test': {'unseen': best}},
-      'privacy': None,
-      'seconds': {'total': 7.5},
-      **(more or {}),
-    }
+    run = {'seed': seed, 'diverged': diverged, 'privacy': None}
+    tests = {'test': {'unseen': test}, 'best': {'test': {'unseen': best}}}
+    result = {**run, **tests, 'seconds': {'total': 7.5}, **(more or {})}
     (folder / 'result.json').write_text(json.dumps(result))
   return folder

@@ -76,19 +76,15 @@ def real_examples(source: Any, client: str) -> dict[str, Any]:
 # ---- a computation -----------------------------------------------------------
 
 
-@tff.tensorflow.computation(
-  tff.types.tensorflow_to_type(examples.client_spec(SPEC))
-)
+_CLIENT = tff.types.tensorflow_to_type(examples.client_spec(SPEC))
+
+
+@tff.tensorflow.computation(_CLIENT)
 def _sum_of_labels(client):
   return tf.reduce_sum(client['examples']['y'] * client['examples']['weight'])
 
 
-@tff.federated_computation(
-  tff.FederatedType(
-    tff.types.tensorflow_to_type(examples.client_spec(SPEC)),
-    tff.CLIENTS,
-  )
-)
+@tff.federated_computation(tff.FederatedType(_CLIENT, tff.CLIENTS))
 def total_of_labels(clients):
   """The sum of the labels of a cohort."""
   return tff.federated_sum(tff.federated_map(_sum_of_labels, clients))

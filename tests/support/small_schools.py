@@ -10,10 +10,7 @@ from tasks.user_modeling import synthetic
 
 # Of 5, 8 and 12 users, who gave some 12 answers each to 19 of 20 items.
 generate = functools.partial(
-  synthetic.generate,
-  num_clients=3,
-  smallest=5,
-  largest=12,
+  *(synthetic.generate, 3, 5, 12),
   num_items=20,
   num_attributes=4,
   records_per_user=12,
