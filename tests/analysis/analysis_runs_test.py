@@ -59,7 +59,7 @@ def test_a_run_alone_is_named_after_its_algorithm(tmp_path):
     (
       {'more': {'data': {'name': 'ml-1m'}}},
       {'more': {'data': {'name': 'ml-100k'}}, 'seed': 1},
-      'data: ml-100k and ml-1m. Name',
+      'data: ml-1m and ml-100k. Name',
     ),
     ({'seed': 3}, {'seed': 3}, 'same seed 3.*not count twice'),
   ],
@@ -327,13 +327,9 @@ def test_axes_say_what_they_count_in(metric, axis):
 @pytest.mark.slow
 def test_the_report_is_written(sweep, tmp_path):
   output = tmp_path / 'report'
-  flags = (
-    f'--sweep_dir={sweep}',
-    f'--report_dir={output}',
-    '--x=rate',
-    '--y=rmse',
-  )
-  outcome = commands.run_program(commands.command('report', *flags))
+  folders_of = f'--sweep_dir={sweep}', f'--report_dir={output}'
+  command = commands.command('report', *folders_of, '--x=rate', '--y=rmse')
+  outcome = commands.run_program(command)
   assert outcome.status == 0, outcome
   names = {'table.md', 'table.csv', 'curves.png', 'rmse_over_rate.png'}
   assert {path.name for path in output.iterdir()} == names

@@ -100,12 +100,12 @@ def test_a_diverged_run_is_in_no_mean() -> None:
 
 def test_curves_are_of_what_was_recorded_by_runs_that_did_not_diverge() -> None:
   found = _invented()
-  for frame, lost in (
-    (found.history, {'loss': 1e6}),
-    (found.runs, {'diverged': 1}),
+  for frame, column, value in (
+    (found.history, 'loss', 1e6),
+    (found.runs, 'diverged', True),
   ):
-    of_last = (frame['method'] == 'other') & (frame['seed'] == 2)
-    frame.loc[of_last, list(lost)] = list(lost.values())
+    lost = (frame['method'] == 'other') & (frame['seed'] == 2)
+    frame.loc[lost, column] = value
   axes = found.draw('loss').axes[0]
   assert axes.get_xlabel() == 'round'
   labels = ['one', 'other (1 diverged)']
@@ -208,8 +208,8 @@ def _one_method(
     made.extend(build(seed))
     return made
 
-  sizes = {**_LOSS, 'rounds': 1, 'clients_per_round': 2, 'seeds': [1]}
-  found = tff_partial.compare({'tuned': method}, _pack, **sizes, metric=metric)
+  sizes = {**_LOSS, 'metric': metric, 'rounds': 1, 'clients_per_round': 2}
+  found = tff_partial.compare({'tuned': method}, _pack, seeds=[1], **sizes)
   return found, *made
 
 

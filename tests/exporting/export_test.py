@@ -191,10 +191,10 @@ def test_a_device_has_the_intervals_of_the_simulation(tmp_path, rated_items):
   draw = np.random.default_rng(0)
   model = rating_posteriors.build_model(9, 2, rated_items=rated_items)
   process = tff_partial.algorithms.build_fed_als(model)
-  ratings = {
-    f'u{k}': {'x': np.int32(draw.integers(0, 9, 6)), 'y': draw.normal(size=6)}
-    for k in range(12)
-  }
+  ratings = {}
+  for k in range(12):
+    x, y = draw.integers(0, 9, 6), draw.normal(size=6)
+    ratings[f'u{k}'] = {'x': np.int32(x), 'y': np.float32(y)}
   clients = tff_partial.pack(ratings, process.example_spec)
   result = tff_partial.train(process, clients, rounds=3, clients_per_round=12)
   exported = tff_partial.export(
