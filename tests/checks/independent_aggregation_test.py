@@ -89,7 +89,9 @@ def test_a_rule_that_looks_at_others_breaks_eq_3():
 @pytest.mark.slow
 def test_private_weights_that_are_sent_are_found_in_the_types():
   rule = client_statistics.Statistic(
-    'sent', lambda client: {'user/vector': client.weights[tiers.LOCAL][_VECTOR]}
+    'sent',
+    lambda client: {_VECTOR: client.weights[tiers.LOCAL][_VECTOR]},
+    update_client_state=lambda before, after, own, total: after,
   )
   report = _check(_furl(rule))
   assert [tuple(v)[:3] for v in report.violations] == [
