@@ -31,9 +31,8 @@ Term = Callable[[contexts.ClientContext], tf.Tensor]
 # (the client's context, with its batch) -> predictions that replace the
 # model's. See `memories.py`.
 PredictFn: TypeAlias = Callable[[contexts.ClientContext], Any]
-# Number of completed rounds -> number of epochs in the next one.
+# Completed rounds -> epochs, or factor on learning rates, in the next one.
 Epochs: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-# Number of completed rounds -> factor on learning rates in the next one.
 RateFactor: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 # Treatment of optimizer slots after a client's round.
@@ -94,12 +93,11 @@ class Phase:
     variable_filter: A regular expression over whole variable names: others are
       not trained.
     terms: Losses to add to the model's own.
-    loss: A loss, or its name, that replaces the model's own, of the same labels
-      and predictions.
+    loss: A loss or its name in place of the model's, with the same arguments.
     use_model_loss: False to train only on terms, not on the loss.
-    weights_fn: The weights that the model reads, as a function of those that
-      the client holds. The default is `tiers.personal_copy` for phases that
-      train PERSONAL, and `tiers.server_and_local_weights` for others.
+    weights_fn: The weights that the model reads, computed from those that the
+      client holds. The default is `tiers.personal_copy` for phases that train
+      PERSONAL, and `tiers.server_and_local_weights` for others.
     measured: True if the phase's predictions count in the metrics and its
       examples in the client's weight. Predictions are made before each step on
       a batch.

@@ -137,15 +137,7 @@ def read(
     one = separator and separator.encode()
     if not one:
       one = max(_SEPARATORS, key=data.partition(b'\n')[0].count)
-    if len(one) > 1:  # The fast parser knows separators of one byte only.
-      last, longer = one[-1:], one + one[-1:]
-      if longer in data:  # A value that ends with the separator's last byte.
-        data = re.sub(
-          b'(?<!%b)%b(?!%b)' % tuple(map(re.escape, (last, longer, last))),
-          last + b'\x1f',
-          data,
-        )
-      data, one = data.replace(one, b'\x1f'), b'\x1f'
+    data, one = _with_short_separators(data, one)
     parse: Any = functools.partial(
       pd.read_csv,
       sep=one.decode(),
@@ -182,6 +174,20 @@ def read(
   texts.columns = pd.Index(names or [str(x).strip() for x in first.iloc[0]])
   is_blank = np.logical_and.reduce([column == '' for column in columns])
   return TextTable(path, texts[~is_blank], remedy)
+
+
+def _with_short_separators(data: bytes, one: bytes) -> tuple[bytes, bytes]:
+  """Return a file with separators of one byte, and that byte.
+
+  The fast parser knows no longer ones.
+  """
+  if len(one) == 1:
+    return data, one
+  last, short = one[-1:], b'\x1f'
+  if one + last in data:  # A value that ends with the separator's last byte.
+    ends = b'(?<!%b)%b(?!%b)' % tuple(map(re.escape, (last, one + last, last)))
+    data = re.sub(ends, last + short, data)
+  return data.replace(one, short), short
 
 
 def _with_numbers(

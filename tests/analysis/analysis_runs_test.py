@@ -47,8 +47,7 @@ def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path):
 
 
 def test_a_run_alone_is_named_after_its_algorithm(tmp_path):
-  folders.write(tmp_path, 'a')
-  (setting,) = _settings(tmp_path)
+  (setting,) = _settings(folders.write(tmp_path, 'a'))
   assert setting.label == 'fed_recon'
 
 

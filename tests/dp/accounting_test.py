@@ -246,7 +246,7 @@ _TREE = clipping_lib.TreeNoise(1.0, 51)
 @pytest.mark.parametrize(
   ('clipping', 'changed', 'match'),
   [
-    (None, {'delta': 1e-3}, 'one in the population'),
+    (None, {'delta': 1e-3}, 'below 1 / population, 0.001'),
     (None, {'delta': 0.0}, 'between 0 and 1'),
     (None, {'clients_per_round': 1001}, 'between 1 and 1000'),
     (None, {'rounds': 0}, 'rounds must be a positive integer'),

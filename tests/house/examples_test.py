@@ -58,7 +58,7 @@ def _with(**fields) -> dict[str, dict]:
   [
     (
       {'bad': {'x': [1], 'y': [1.0]}},
-      r"Client 'bad' lacks the fields \['time'\]; an example consists of "
+      r"Client 'bad' lacks the fields \['time'\]: an example consists of "
       r"\['x', 'y', 'weight', 'time'\]",
     ),
     (

@@ -32,8 +32,8 @@ class Notes:
     best_validation: Their metrics in that round.
     validation: Those of the last evaluation.
     validations: All validated rounds with their pooled metrics.
-  before_last: What these notes were before the validation of a last round that
-    a longer run would not measure; None if there was none.
+    before_last: What the validations' notes were before that of a last round
+      that a longer run would not measure; None if there was none.
     first_loss: The largest finite training loss of the first rounds.
     first_validation_loss: The first finite validation loss.
     diverging_rounds: Number of rounds in a row that have diverged.

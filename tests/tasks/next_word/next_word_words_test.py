@@ -231,7 +231,7 @@ def test_mechanisms_that_are_impossible_are_refused(numbers, message):
 
 def test_too_few_users_are_refused(small):
   published = private_words.NoisyThreshold(5, 0.1, 0.5)
-  with pytest.raises(OptionError, match='publish one user of 2'):
+  with pytest.raises(OptionError, match='publishing one user of 2'):
     _chosen(small, _TRAINING, 5, published)
   # 1 + 5 * sqrt(5) * 4.9 is far above 2.
   few = private_words.NoisyThreshold(5, 5.0, 1e-6)
