@@ -43,11 +43,7 @@ def build_half_steps(
 build_half_steps_eval = partial_training.build_evaluation
 '''
 _ROW = """
-  Row(
-    'half_steps',
-    {'training': _TRAINING},
-    baselines.build_half_steps_eval,
-  ),"""
+  Row('half_steps', _TRAINED),"""
 _ENTRY = """
   'half_steps': building.Algorithm(
     building.trained_by('build_half_steps', training=_GLOBAL),
