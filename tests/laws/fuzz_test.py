@@ -260,9 +260,13 @@ def _progress(number: int) -> checkpoints.Progress:
 
 @contextlib.contextmanager
 def _checkpoints(folder: pathlib.Path, writable: bool) -> Iterator[Any]:
-  opened = checkpoints.Checkpoints(folder, writable=writable)
-  yield opened
-  opened.close()
+  loop = checkpoints.EventLoop()
+  try:
+    opened = checkpoints.Checkpoints(folder, loop, writable=writable)
+    yield opened
+    opened.close()
+  finally:
+    loop.close()
 
 
 def _write_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:

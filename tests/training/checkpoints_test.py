@@ -67,9 +67,16 @@ def _flat(progress: checkpoints.Progress) -> list[bytes]:
   return [np.asarray(part).tobytes() for part in parts]
 
 
+@pytest.fixture(name='loop')
+def fixture_loop():
+  loop = checkpoints.EventLoop()
+  yield loop
+  loop.close()
+
+
 @pytest.fixture(name='saved')
-def fixture_saved(tmp_path):
-  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints')
+def fixture_saved(tmp_path, loop):
+  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints', loop)
   yield saved
   saved.close()
 
@@ -78,17 +85,19 @@ def fixture_saved(tmp_path):
 def fixture_two(tmp_path_factory):
   """A folder with the checkpoints of rounds 4 and 6; copy it to change it."""
   folder = tmp_path_factory.mktemp('two')
-  saved = checkpoints.Checkpoints(folder / 'checkpoints')
+  loop = checkpoints.EventLoop()
+  saved = checkpoints.Checkpoints(folder / 'checkpoints', loop)
   for number in (4, 6):
     saved.save(_progress(number))
   saved.close()
+  loop.close()
   return folder / 'checkpoints'
 
 
 @pytest.fixture(name='copied')
-def fixture_copied(two, tmp_path):
+def fixture_copied(two, tmp_path, loop):
   shutil.copytree(two, tmp_path / 'checkpoints')
-  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints')
+  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints', loop)
   yield saved
   saved.close()
 
@@ -249,13 +258,13 @@ def test_no_memory_is_taken_for_numbers_that_are_not_there(
 # ---- kills -------------------------------------------------------------------
 
 
-def test_what_a_killed_save_left_is_removed(two, tmp_path):
+def test_what_a_killed_save_left_is_removed(two, tmp_path, loop):
   shutil.copytree(two, tmp_path / 'checkpoints')
   # TFF writes into such a folder, and renames it when it is whole.
   half = tmp_path / 'checkpoints' / 'round_8_temp1234'
   shutil.copytree(two / 'round_6', half)
   _truncate(half, 'variables.data*', 0.5)
-  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints')
+  saved = checkpoints.Checkpoints(tmp_path / 'checkpoints', loop)
   assert _names(tmp_path) == ['round_4', 'round_6']
   assert int(saved.latest(_kinds(_progress(0))).round) == 6
   saved.close()
@@ -264,22 +273,22 @@ def test_what_a_killed_save_left_is_removed(two, tmp_path):
 # ---- reading and writing at once ---------------------------------------------
 
 
-def test_one_process_at_a_time_may_write(saved, tmp_path):
+def test_one_process_at_a_time_may_write(saved, tmp_path, loop):
   folder = tmp_path / 'checkpoints'
   with pytest.raises(RunError, match='another process'):
-    checkpoints.Checkpoints(folder)
+    checkpoints.Checkpoints(folder, loop)
   saved.close()
-  checkpoints.Checkpoints(folder).close()
+  checkpoints.Checkpoints(folder, loop).close()
 
 
 # ---- folders that cannot be written ------------------------------------------
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, loop):
   file = tmp_path / 'file'
   file.write_text('')
   with pytest.raises(RunError, match='Not a directory') as c:
-    checkpoints.Checkpoints(file / 'checkpoints')
+    checkpoints.Checkpoints(file / 'checkpoints', loop)
   assert str(file) in str(c.value)
 
 
@@ -315,7 +324,8 @@ def test_a_full_disk_keeps_the_last_one(saved, tmp_path, monkeypatch, error):
 # ---- the event loop ----------------------------------------------------------
 
 
-def test_an_interrupt_waits_for_what_is_being_saved():
+def test_closing_waits_for_what_an_interrupt_left_unfinished():
+  loop = checkpoints.EventLoop()
   finished = []
   may_finish = threading.Event()
 
@@ -327,10 +337,13 @@ def test_an_interrupt_waits_for_what_is_being_saved():
     await asyncio.get_running_loop().run_in_executor(None, slowly)
     finished.append('save')
 
-  threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-  threading.Timer(0.6, may_finish.set).start()
+  timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+  timer.start()
   with pytest.raises(KeyboardInterrupt):
-    checkpoints.run(save())
+    loop.run(save())
+  assert not finished
+  threading.Timer(0.2, may_finish.set).start()
+  loop.close()
   assert finished == ['file', 'save']
 
 
@@ -353,7 +366,7 @@ class _LooksAsSince46(type):
   reason='Later TensorFlows bear every typing-extensions.',
 )
 def test_a_typing_extensions_that_breaks_tensorflow_is_named(
-  tmp_path, monkeypatch
+  tmp_path, loop, monkeypatch
 ):
   assert require_tff.problem_of_checkpoints() is None
   monkeypatch.setattr(
@@ -363,5 +376,5 @@ def test_a_typing_extensions_that_breaks_tensorflow_is_named(
   )
   # Before a run has begun, and not in forty frames after some rounds.
   with pytest.raises(RunError, match="pip install 'typing-extensions<4.6'"):
-    checkpoints.Checkpoints(tmp_path / 'new')
+    checkpoints.Checkpoints(tmp_path / 'new', loop)
   assert not list(tmp_path.iterdir())

@@ -317,10 +317,12 @@ def test_a_folder_in_use_is_named_before_a_run_begins(
   world, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(run_state, 'Run', None)
-  held = checkpoints.Checkpoints(tmp_path / 'checkpoints')
+  events = checkpoints.EventLoop()
+  held = checkpoints.Checkpoints(tmp_path / 'checkpoints', events)
   with pytest.raises(RunError, match='another process'):
     world.train(output_dir=tmp_path)
   held.close()
+  events.close()
 
 
 # ---- cohorts -----------------------------------------------------------------

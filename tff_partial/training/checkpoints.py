@@ -6,11 +6,11 @@ the newest one was damaged later, the previous one replaces it.
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent import futures
 import json
 import os
 import pathlib
 import shutil
+import threading
 from typing import Any, NamedTuple, TypeVar
 import zlib
 
@@ -57,13 +57,36 @@ class Progress(NamedTuple):
   best_server_state: Any = ()
 
 
-def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-  """Return a coroutine's result; an interrupt waits for its end, too.
+class EventLoop:
+  """Event loop in a thread, for TFF's asynchronous managers.
 
-  It runs in a thread of its own: a notebook's thread has an event loop already.
+  One for a whole run: loops and threads that come and go leave memory behind.
+  Synchronous code can use it even in a notebook, which has a loop already.
   """
-  with futures.ThreadPoolExecutor(1) as pool:
-    return pool.submit(lambda: asyncio.run(coroutine)).result()
+
+  def __init__(self) -> None:
+    """Start the thread."""
+    self._loop = asyncio.new_event_loop()
+    self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+    self._thread.start()
+
+  def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Wait for a coroutine and return its result."""
+    return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+  def close(self) -> None:
+    """End the thread, once it has finished what an interrupt left in it."""
+    self.run(_finish_others())
+    self._loop.call_soon_threadsafe(self._loop.stop)
+    self._thread.join()
+    self._loop.close()
+
+
+async def _finish_others() -> None:
+  """Wait until the loop has no other tasks."""
+  others = asyncio.all_tasks() - {asyncio.current_task()}
+  await asyncio.gather(*others, return_exceptions=True)
+  await asyncio.get_running_loop().shutdown_default_executor()
 
 
 class Checkpoints:
@@ -72,6 +95,7 @@ class Checkpoints:
   def __init__(
     self,
     folder: str | os.PathLike[str],
+    loop: EventLoop,
     *,
     writable: bool = True,
   ):
@@ -79,6 +103,7 @@ class Checkpoints:
 
     Args:
       folder: The folder of the checkpoints.
+      loop: Runs the state manager.
       writable: False to only read and leave the folder, which must exist,
         unchanged; another process may be writing there.
 
@@ -89,6 +114,7 @@ class Checkpoints:
     if problem := require_tff.problem_of_checkpoints():
       raise RunError(problem)
     self._folder = pathlib.Path(folder)
+    self._loop = loop
     self._writable = writable
     self._lock: int | None = None
     with writing(f'Cannot write checkpoints to {self._folder}', ANOTHER):
@@ -124,7 +150,7 @@ class Checkpoints:
     """
     version = int(progress.round)
     try:
-      run(self._manager.save(progress, version))
+      self._loop.run(self._manager.save(progress, version))
       for_owner_only(self._folder)
     except (OSError, tf.errors.OpError) as error:
       self._remove_unfinished()
@@ -151,7 +177,7 @@ class Checkpoints:
     expected = like._replace(
       round=tf.TensorSpec([], tf.int32), notes=_PACKED, table=_PACKED
     )
-    for version in reversed(run(self._manager.get_versions()) or []):
+    for version in reversed(self._loop.run(self._manager.get_versions()) or []):
       where = self._folder / f'{_PREFIX}{version}'
       try:
         found: Progress = saved_variables.read(where, expected)

@@ -244,8 +244,12 @@ def load(
   run = run_state.Run(process)
   found = None
   if os.path.isdir(folder):
-    saved = checkpoints.Checkpoints(folder, writable=False)
-    found = saved.latest(run.kinds)
+    loop = checkpoints.EventLoop()
+    try:
+      saved = checkpoints.Checkpoints(folder, loop, writable=False)
+      found = saved.latest(run.kinds)
+    finally:
+      loop.close()
   if found is None:
     raise RunError(f'There is no checkpoint in {folder}. Train first.')
   run.go_on_from(found)

@@ -40,11 +40,12 @@ def run(
   if client_store is not None:
     _check_store(client_store, loop.process, loop.seed, output_dir)
   started = time.perf_counter()
+  events = checkpoints.EventLoop()
   state: run_state.Run | None = None
   try:
     if output_dir is not None:
       loop.saved = checkpoints.Checkpoints(
-        os.path.join(output_dir, CHECKPOINTS_FOLDER)
+        os.path.join(output_dir, CHECKPOINTS_FOLDER), events
       )
     state = loop.run
     _begin(loop, client_store, output_dir, tensorboard)
@@ -53,6 +54,7 @@ def run(
       loop.next()
   finally:
     loop.close()
+    events.close()
     # A run whose folder could not be opened has none.
     store = None if state is None else state.store
     if store is not None and store is not client_store:
