@@ -908,7 +908,6 @@ def test_without_its_penalty_fed_proto_trains_locally(with_features, clients):
 
 # ---- refusals ----------------------------------------------------------------
 
-_FOR_GLOBAL = Phase(optimizer={tiers.GLOBAL: sgd(0.1)})
 _FEATURES = {'features': lambda outputs: outputs['features']}
 _PROTO = {'num_classes': 3, 'classes': _classes, **_FEATURES}
 
@@ -917,8 +916,16 @@ _PROTO = {'num_classes': 3, 'classes': _classes, **_FEATURES}
   ('algorithm', 'options', 'message'),
   [
     ('scaffold', {'option': 3}, 'option=3: the paper has the options 1 and 2'),
-    ('scaffold', {'num_clients': 0}, 'num_clients=0, .*: both must be positi'),
-    ('scaffold', {'learning_rate': 0.0}, 'learning_rate=0.0: both must be pos'),
+    (
+      'scaffold',
+      {'num_clients': 0},
+      'num_clients=0, .*: both must be positive',
+    ),
+    (
+      'scaffold',
+      {'learning_rate': 0.0},
+      'learning_rate=0.0: both must be positive',
+    ),
     (
       'scaffold',
       {'training': Phase(optimizer=tff.learning.optimizers.build_adam(0.1))},
@@ -938,32 +945,16 @@ _PROTO = {'num_classes': 3, 'classes': _classes, **_FEATURES}
     ('fed_dyn', {'participation': 0.0}, 'participation=0.0: the share'),
     ('fed_dyn', {'penalty': 0.0}, 'penalty=0.0: the server moves by'),
     ('per_fed_avg', {'delta': 0.0}, 'delta=0.0: the rate must be 0'),
-    (
-      'apfl',
-      {
-        'personal': Phase(variable_filter='head/.*'),
-        'mixture_learning_rate': 0.1,
-      },
-      'none of the variables .*: .*predict/kernel',
-    ),
-    (
-      'fed_ala',
-      {'adaptation': Phase(variable_filter='head/.*')},
-      'none of the values .*: .*predict/kernel',
-    ),
-    *(
-      (algorithm, {argument: _FOR_GLOBAL}, r"optimizers for \['global'\] alone")
-      for algorithm, argument in (
-        *(('apfl', 'personal'), ('ditto', 'personal')),
-        ('fed_ala', 'adaptation'),
-      )
-    ),
     ('fed_ala', {'adapted': 'head/.*'}, "unknown variable 'head/.*'"),
     *(
       ('apfl', {'mixture': mixture}, 'lies between 0 and 1')
       for mixture in (-0.1, 1.1, float('nan'))
     ),
-    ('moon', {'temperature': 0.0, **_FEATURES}, 'temperature=0.0: the penalty'),
+    (
+      'moon',
+      {'temperature': 0.0, **_FEATURES},
+      'temperature=0.0: the penalty must',
+    ),
     (
       'fed_dbe',
       {'penalty': -1.0, **_FEATURES},
@@ -1003,7 +994,34 @@ def test_what_cannot_be_done_is_refused(
   package = algorithms if hasattr(algorithms, builder) else baselines
   if algorithm == 'scaffold':
     options = {'num_clients': 4, **options}
-  with pytest.raises((SettingError, PhaseError), match=message):
+  with pytest.raises(SettingError, match=message):
     getattr(package, builder)(
       with_features if 'features' in options else model, **options
     )
+
+
+@pytest.mark.parametrize(
+  ('algorithm', 'argument', 'message'),
+  [
+    ('apfl', 'personal', 'none of the variables .*: .*predict/kernel'),
+    ('fed_ala', 'adaptation', 'none of the values .*: .*predict/kernel'),
+  ],
+)
+def test_names_of_nothing_that_is_mixed_are_refused(
+  algorithm, argument, message, model
+):
+  options = {argument: Phase(variable_filter='head/.*')}
+  if algorithm == 'apfl':
+    options['mixture_learning_rate'] = 0.1
+  with pytest.raises(PhaseError, match=message):
+    getattr(algorithms, f'build_{algorithm}')(model, **options)
+
+
+@pytest.mark.parametrize(
+  ('algorithm', 'argument'),
+  [('apfl', 'personal'), ('ditto', 'personal'), ('fed_ala', 'adaptation')],
+)
+def test_optimizers_of_other_tiers_are_refused(algorithm, argument, model):
+  training = Phase(optimizer={tiers.GLOBAL: sgd(0.1)})
+  with pytest.raises(PhaseError, match=r"optimizers for \['global'\] alone"):
+    getattr(algorithms, f'build_{algorithm}')(model, **{argument: training})

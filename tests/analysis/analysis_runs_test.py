@@ -77,7 +77,8 @@ def test_missing_and_damaged_folders_are_refused(tmp_path):
     _settings(tmp_path)
   folder = folders.write(tmp_path, 'a')
   (folder / 'result.json').write_text('{"seed": 0,')
-  with pytest.raises(AnalysisError, match='json: not the result of a run'):
+  said = 'result.json: not the result of a run'
+  with pytest.raises(AnalysisError, match=said):
     _settings(tmp_path)
 
 

@@ -164,7 +164,8 @@ def test_a_metric_that_was_not_measured_is_refused(result):
 
 def test_a_run_without_anything_to_draw_says_what_there_is(result):
   told = _told(result, [{'seconds_round': 0.1}], best=None)
-  with pytest.raises(AnalysisError, match='of the run: .* are seconds_round'):
+  said = 'draw of the run: .* are seconds_round'
+  with pytest.raises(AnalysisError, match=said):
     curves.of_result(told)
 
 

@@ -215,7 +215,6 @@ def test_fed_avg_agrees_with_tff(plain):
   )
   expected = _of_tff(reference, plain[0])
   planted.assert_close(list(plain[3].values()), expected)
-  # Its FedProx of 0.87 is no reference: the term has the opposite sign.
 
 
 @pytest.mark.slow

@@ -53,8 +53,12 @@ def test_furl_keeps_the_constraint(rule):
   assert str(report) == 'Eq. 2 holds.\nEq. 3 holds.'
 
 
+@pytest.mark.slow
+def test_who_remembers_nothing_keeps_the_constraint():
+  assert _check(algorithms.build_fed_recon(_model())).holds
+
+
 def test_a_global_variable_whose_name_ends_in_a_local_ones_may_be_sent():
-  """FedRecon, whose clients remember nothing, keeps the constraint."""
   model = tff_partial.learn_first_values(_model())
   assert _check(algorithms.build_fed_recon(model)).holds
 

@@ -118,9 +118,15 @@ def test_a_prediction_that_looks_at_other_users_is_not_allowed():
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'private': 'people/.*'}, "people/.*' names none of .*'users/embeddings'"),
+    (
+      {'private': 'people/.*'},
+      "'people/.*' names none of .*'users/embeddings'",
+    ),
     ({'user': None}, 'the examples have several inputs. Name the one'),
-    ({'user': 'author'}, r"'author'; the inputs are \['item', 'user'\]"),
+    (
+      {'user': 'author'},
+      r"no input 'author'; the inputs are \['item', 'user'\]",
+    ),
     (
       {'examples': {**_ratings(), 'x': {**_ratings()['x'], 'user': [5] * 6}}},
       'has no row for each of the users 5 to 5',

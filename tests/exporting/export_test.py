@@ -355,7 +355,9 @@ def test_a_device_takes_the_steps_of_the_process(slope, tmp_path):
   np.testing.assert_allclose(found['result'], expected, rtol=1e-6)
   # One step of 0.1, as a phase takes by default, is another.
   assert abs(found['phase'] - expected) > 0.1
-  with pytest.raises(ExportError, match='epochs of the process follow the ro'):
+  with pytest.raises(
+    ExportError, match='epochs of the process follow the roun'
+  ):
     tff_partial.export(
       slope, result.best_weights, tmp_path / 'out', reconstruction=process
     )
@@ -454,11 +456,13 @@ def _with_dropout() -> tf.keras.Model:
 @pytest.mark.slow
 def test_operators_that_tflite_lacks_are_named(tmp_path):
   model = tff_partial.from_keras(_with_dropout, local='own', loss='mse')
-  said = "UniformFullIntV2.*as for a dropout(?s:.*)formats=.'saved_model',."
-  with pytest.raises(ExportError, match=f'StatelessRandom{said}'):
+  with pytest.raises(
+    ExportError, match='StatelessRandomUniformFullIntV2.*as for a dropout'
+  ) as refused:
     tff_partial.export(
       model, _SHARED, tmp_path / 'out', reconstruction=tff_partial.Phase()
     )
+  assert "formats=('saved_model',)" in str(refused.value)
   assert not (tmp_path / 'out').exists()
 
 

@@ -179,7 +179,8 @@ _SHARED = layers.Dense(1, name='shared')
     (
       _stack(_Calls(lambda _, x: tf.math.l2_normalize(x), name='unit')),
       r"The model: the operation '.*unit/.*' \(Sum\) computes with all "
-      'examples of a batch, and so with padded ones. Leave the first axis',
+      'examples of a batch, and so with padded ones. Leave the first axis as '
+      'it is',
     ),
     (
       _stack(_Calls(lambda _, x: tf.nn.softmax(x, 0), name='shares')),

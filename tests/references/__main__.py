@@ -3,11 +3,11 @@
   make references REFERENCE_SOURCES=DIR REFERENCE_PYTHON=PYTHON
 
 where DIR holds checkouts of the references, in folders of their names: PFLlib,
-FL_partial_personalization, fed-att and fedjax. PYTHON is that of an environment
-with the packages of tests/references/requirements.txt. All run the same small
-problem from the same weights on the same batches. Fails if any weight differs
-by more than rounding, if a departure that is taken out of a reference would
-make no difference, or if nothing could be compared.
+FL_partial_personalization, fed-att and fedjax; TFF is installed. PYTHON is that
+of an environment with the packages of tests/references/requirements.txt. All
+run the same small problem from the same weights on the same batches. Fails if
+any weight differs by more than rounding, if a departure that is taken out of a
+reference would make no difference, or if nothing could be compared.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 def why_not(reference: str, source: pathlib.Path, python: str) -> str | None:
   """Returns why a reference cannot be run, or None."""
   wanted = table.REFERENCES[reference]
-  if not source.is_dir():
+  if reference != table.TFF and not source.is_dir():
     return f'{source} is missing; it is a checkout of {wanted.source}.'
   found = subprocess.run(
     [
@@ -66,8 +66,12 @@ def run(
     results = pathlib.Path(folder) / 'results.npz'
     done = subprocess.run(
       [
-        *(python, '-m', 'tests.references.one_reference'),
-        *(reference, str(source), str(results)),
+        python,
+        '-m',
+        'tests.references.one_reference',
+        reference,
+        str(source),
+        str(results),
       ],
       cwd=_ROOT,
       env={**os.environ, 'OMP_NUM_THREADS': '1'},
@@ -128,13 +132,14 @@ def main() -> None:
   failed, compared = 0, 0
   for reference in options.references or table.REFERENCES:
     source = options.sources.resolve() / reference
-    reason = why_not(reference, source, options.python)
+    python = sys.executable if reference == table.TFF else options.python
+    reason = why_not(reference, source, python)
     if reason:
       print(f'not compared: {reference}: {reason}', flush=True)
       continue
     from tests.references import ours  # TensorFlow, which no refusal needs.
 
-    theirs = run(reference, source, options.python)
+    theirs = run(reference, source, python)
     for one in table.COMPARISONS:
       if one.reference == reference:
         compared += 1

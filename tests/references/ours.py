@@ -14,6 +14,7 @@ from tff_partial import Phase
 from tff_partial import runtimes
 from tff_partial import sgd
 from tff_partial import tiers
+from tff_partial.data import splits
 from tff_partial.model import keras_models
 from tff_partial.model import models
 
@@ -25,6 +26,7 @@ _LOCAL = {
   'FedBABU': _HEAD,
   'FedAlt': _HEAD,
   'FedSim': _HEAD,
+  'FedRecon': _HEAD,
   'LG-FedAvg': _BASE,
 }
 
@@ -101,6 +103,15 @@ def _process(method: str, settings: problem.Settings) -> Any:
       model, personal=training, shared=training
     ),
     'FedSim': lambda: algorithms.build_fed_sim(model, training=training),
+    'FedRecon': lambda: algorithms.build_fed_recon(
+      model,
+      split=splits.alternating(settings.batch_size),
+      batch_size=settings.batch_size,
+      reconstruction_optimizer=sgd(settings.personal_rate),
+      reconstruction_epochs=settings.personal_epochs,
+      update_optimizer=sgd(settings.rate),
+      update_epochs=settings.epochs,
+    ),
     'FedAtt': lambda: baselines.build_fed_att(
       model, step_size=settings.server_rate, training=training
     ),

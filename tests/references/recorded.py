@@ -37,7 +37,7 @@ def write(
   content[reference] = {
     'source': of_it.source,
     'licence': of_it.licence,
-    'version': _version(source),
+    'version': _version(reference, source),
     'results': {
       name: {
         key: _as_lists(results[name][key]) for key in sorted(results[name])
@@ -69,7 +69,11 @@ def _compact(lines: str) -> str:
   return '\n'.join(joined) + '\n'
 
 
-def _version(source: pathlib.Path) -> str:
+def _version(reference: str, source: pathlib.Path) -> str:
+  if reference == table.TFF:
+    import tensorflow_federated as tff
+
+    return tff.__version__
   done = subprocess.run(
     ['git', '-C', str(source), 'rev-parse', 'HEAD'],
     stdout=subprocess.PIPE,

@@ -11,7 +11,7 @@ from tests.references.problem import Settings
 # By how much two results in float32 may differ after five rounds.
 TOLERANCE = 3e-7
 
-FED_ATT, FED_JAX, PFLLIB = 'fed-att', 'fedjax', 'PFLlib'
+FED_ATT, FED_JAX, PFLLIB, TFF = 'fed-att', 'fedjax', 'PFLlib', 'TFF'
 FL_PARTIAL = 'FL_partial_personalization'
 
 
@@ -53,6 +53,12 @@ REFERENCES = {
     'github.com/google/fedjax',
     'Apache-2.0',
     ('jax', 'haiku', 'optax', 'msgpack'),
+  ),
+  TFF: Reference(
+    'tff_own',
+    'the installed package tensorflow-federated',
+    'Apache-2.0',
+    ('tensorflow_federated',),
   ),
 }
 
@@ -166,6 +172,8 @@ COMPARISONS = (
     for method in ('FedAvg', 'FedProx')
   ),
   Comparison('APFL', FED_JAX, (OVER_EPOCHS, WHOLE_GRADIENT, ALPHA_BY_VARIABLE)),
+  Comparison('FedAvg', TFF),
+  Comparison('FedRecon', TFF),
 )
 
 # What cannot be compared, since little of it would be left.
@@ -173,6 +181,9 @@ LEFT_OUT = {
   f'APFL of {PFLLIB}': (
     "v takes the gradient of its own loss and not of the mixture's, is then "
     'replaced by the mixture, and alpha has a gradient of its own making.'
+  ),
+  f'FedProx of {TFF}': (
+    'The proximal term of 0.87 has the opposite sign, inside its optimizer.'
   ),
 }
 

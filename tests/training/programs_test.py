@@ -241,7 +241,10 @@ def _others(*given: Any) -> Callable[[small_runs.World], dict[str, Any]]:
       lambda _: {'select': programs.Selection('mae')},
       "select was Selection.metric='loss'",
     ),
-    (_others('train', 11), 'they were 12 clients and are now 11 clients'),
+    (
+      _others('train', 11),
+      'clients: they were 12 clients and are now 11 clients',
+    ),
     (_others('others', 12), 'clients: they are as many, but have other ids'),
     (_others('train', 12, 1.01), "the clients' examples are others"),
     (lambda _: {'validation': None}, 'validation evaluation: there is none'),
@@ -271,7 +274,7 @@ def test_another_process_of_the_same_shapes_is_refused(world, whole):
     lambda: programs.load(slower.process, folder),
   ):
     with pytest.raises(
-      ProgramError, match='the process .algorithm.*: it is an'
+      ProgramError, match='the process .algorithm.*: it is another one'
     ):
       attempt()
 

@@ -48,8 +48,8 @@ def freeze(
   """Freeze the global variables, and train only some of them.
 
   Frozen variables keep their values: those of `from_keras(initial_weights=)`,
-  or drawn ones. They are neither sent nor remembered. Local and
-  group variables, and moving averages, are as before.
+  or drawn ones. They are neither sent nor remembered. Local and group
+  variables, and moving averages, are as before.
 
   Args:
     model: The model.

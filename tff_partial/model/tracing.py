@@ -46,11 +46,10 @@ DYNAMIC = 'dynamic_shapes'
 # Operations that compute with all numbers along the last axis.
 _ALONG_LAST = ('Softmax', 'LogSoftmax', 'TopKV2')
 # Operations that compute number by number, where a single one is repeated.
-_NUMBER_BY_NUMBER = (
-  *('Add', 'AddV2', 'Sub', 'Mul', 'FloorDiv', 'FloorMod', 'Maximum'),
-  *('Minimum', 'Equal', 'NotEqual', 'Less', 'LessEqual', 'Greater'),
-  *('GreaterEqual', 'LogicalAnd', 'LogicalOr', 'Select', 'SelectV2'),
-)
+_NUMBER_BY_NUMBER = """
+  Add AddV2 Sub Mul FloorDiv FloorMod Maximum Minimum Equal NotEqual Less
+  LessEqual Greater GreaterEqual LogicalAnd LogicalOr Select SelectV2
+""".split()
 
 # Operations whose results depend only on the shapes of what they read.
 _OF_SHAPES = ('Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike')

@@ -237,7 +237,10 @@ class TrainingLoop:
       self._say(f'validation: {_FIRST}')
     self.has_validated = True
     measured = self.run.validate(
-      *(self.validation, self.seed, self.select, self._histograms),
+      self.validation,
+      self.seed,
+      self.select,
+      self._histograms,
       is_extra=self.run.round % self.evaluate_every != 0,
     )
     return {

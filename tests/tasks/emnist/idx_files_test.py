@@ -127,7 +127,9 @@ def test_a_folder_must_be_named(folder):
 
 
 def test_missing_files_say_what_to_do(tmp_path):
-  with pytest.raises(DataError, match='images-idx3-ubyte: no whole') as error:
+  with pytest.raises(
+    DataError, match='train-images-idx3-ubyte: no whole'
+  ) as error:
     emnist_images.load_mnist(tmp_path)
   for way in ('--data_dir', 'TFF_PARTIAL_DATA_DIR', '--data=synthetic'):
     assert way in str(error.value)

@@ -114,6 +114,8 @@ def test_missing_data(tmp_path, arguments, expected):
     (['--raunds=3'], ['Unknown command line flag', 'raunds', 'rounds']),
     (['--runtime=cluster'], ['runtime', 'cluster', 'cohort', 'native']),
     (['--rounds=ten'], ['--rounds=ten', 'int()']),
+    (['--rounds=-1'], ['--rounds=-1', 'at least 1']),
+    (['--l2=nan'], ['--l2=nan', 'finite']),
     (['--dropout_rate=1.5'], ['--dropout_rate=1.5', 'at most 1']),
     (['--flagfile={here}/bad.flags'], ['Unknown command line flag', 'colour']),
     (['movielens'], ["['movielens']", '--']),

@@ -140,8 +140,10 @@ def test_a_run_leaves_records(trained):
       tags |= {value.tag for value in event.summary.value}
       steps.add(event.step)
   assert tags >= {
-    *('train/rmse', 'validation/rmse'),
-    *('validation_clients/rmse', 'test/unseen/rmse'),
+    'train/rmse',
+    'validation/rmse',
+    'validation_clients/rmse',
+    'test/unseen/rmse',
   }
   assert steps >= set(range(1, 7))
 

@@ -158,12 +158,19 @@ def test_numbers_of_other_kinds_become_pythons():
     *(
       (lambda kind=kind: Optimizer('update', 'all', optimizer=kind), expected)
       for kind, expected in {
-        'adam:momentum=0.9': '_optimizer=adam:momentum: adam has no momentum',
+        'adam:momentum=0.9': (
+          '--update_optimizer=adam:momentum: adam has no momentum'
+        ),
         'adm': '--update_optimizer=adm: choose one of',
         'sgd:momentun=0.9': 'the names are beta_2, epsilon, momentum',
-        'sgd:momentum=much': '_optimizer=sgd:momentum=much: give numbers',
-        'adam:beta_2=1': 'adam:beta_2=1: give a number from 0 to below 1.',
+        'sgd:momentum=much': (
+          '--update_optimizer=sgd:momentum=much: give numbers'
+        ),
       }.items()
+    ),
+    (
+      lambda: Optimizer('server', 'all', optimizer='adam:beta_2=1'),
+      '--server_optimizer=adam:beta_2=1: give a number from 0 to below 1.',
     ),
     *(
       (lambda given=given: parse(given.split()), expected)
@@ -174,10 +181,18 @@ def test_numbers_of_other_kinds_become_pythons():
         '--set=rounds=3': '--set=rounds=3: give --rounds=3',
         '--set=rounds': '--set=rounds: give NAME=VALUE',
         # Of another task than the default one.
-        '--task=subreddit --set=max_chars=few': '=few: give a whole number',
-        '--task=subreddit --set=mlp_units=a': '=a: give whole numbers with com',
-        '--task=emnist --model=lstm': '=lstm: choose one of linear, dense, cnn',
-        '--algorithm=fed_als --biases': 'biases=True: fed_als always has',
+        '--task=subreddit --set=max_chars=few': (
+          '--set=max_chars=few: give a whole number'
+        ),
+        '--task=subreddit --set=mlp_units=a': (
+          '--set=mlp_units=a: give whole numbers with commas'
+        ),
+        '--task=emnist --model=lstm': (
+          '--model=lstm: choose one of linear, dense, cnn'
+        ),
+        '--algorithm=fed_als --biases': (
+          'biases=True: fed_als always has biases'
+        ),
         '--user_attributes': '--user_attributes: only fed_als reads it',
         '--support_share=0.8': '--split=halves has no share to choose. Give',
         '--set=withstood_share=0.3': 'only trimmed_mean, krum, multi_krum',

@@ -338,10 +338,26 @@ def _ann(tokens: bytes, date: bytes):
   'make, held_out, message',
   [
     # Shakespeare under the name of Stack Overflow.
-    (_SHAKESPEARE.get_synthetic, (), 'tokens and creation_date of .* missing'),
-    (lambda: _ann(b'hi', b'yesterday'), (), 'damaged .*Error parsing'),
-    (lambda: _ann(b'hi', b''), (), 'damaged .*a time is missing'),
-    (lambda: _ann(b'\xff', b'2008-08-10 08:28:52 UTC'), (), 'damaged .*utf-8'),
+    (
+      _SHAKESPEARE.get_synthetic,
+      (),
+      'fields tokens and creation_date of examples are missing',
+    ),
+    (
+      lambda: _ann(b'hi', b'yesterday'),
+      (),
+      'are missing or damaged .*Error parsing',
+    ),
+    (
+      lambda: _ann(b'hi', b''),
+      (),
+      'are missing or damaged .*a time is missing',
+    ),
+    (
+      lambda: _ann(b'\xff', b'2008-08-10 08:28:52 UTC'),
+      (),
+      'are missing or damaged .*utf-8',
+    ),
     (lambda: _ann(b'hi', b''), ['ann'], 'none of 0 authors'),
   ],
 )
@@ -441,8 +457,11 @@ def test_sentences_are_divided_by_time():
     # What they have trained on comes before.
     assert divided[part].older.tolist() == [[0, 7]]
     assert divided[part].newer.tolist() == [newer]
-  counts = [list(of.values()) for of in parts.describe(divided).values()]
-  assert counts == [[2, 8], [1, 1], [1, 2]]  # Users and sentences of each part.
+  assert parts.describe(divided) == {
+    TRAIN: {'users': 2, 'sentences': 8},
+    VALIDATION: {'users': 1, 'sentences': 1},
+    TEST: {'users': 1, 'sentences': 2},
+  }
 
 
 @pytest.mark.parametrize('divide', [parts.divide_users, parts.divide_sentences])

@@ -368,7 +368,10 @@ def test_there_may_be_more_heads_than_kinds():
   [
     ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
     ({'num_users': 9}, '--users=9: so few users'),
-    ({'num_users': 10, 'shares': 'imbalanced'}, '=10: .* kind 6. Give 18'),
+    (
+      {'num_users': 10, 'shares': 'imbalanced'},
+      '--users=10: .* no user would like kind 6. Give 18 users',
+    ),
     ({'num_groups': 9}, '--set=preference_groups=9: .* fewer than the 10'),
     ({'embedding_size': -1}, 'embedding_size=-1'),
     ({'embedding_spread': 0.0}, '--preference_embedding_spread=0.0'),

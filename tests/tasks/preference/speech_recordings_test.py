@@ -124,10 +124,22 @@ def _write_two(path: pathlib.Path) -> None:
   ('write', 'said'),
   [
     (lambda path: path.parent.rmdir(), 'data: there is no such folder'),
-    (lambda path: None, 'data: there are no wav files'),
-    (lambda path: _damage(path, 0, b'A word'), 'theo_0.wav: no whole wav file'),
-    (lambda path: _damage(path, 22, b'\0'), 'no whole .* Fetch it again'),
-    (lambda path: _write(path, [b'abc'], width=3), 'int32.* convert it'),
+    # Without sound.
+    (
+      lambda path: path.with_name('speech').mkdir(),
+      'speech: there are no wav files',
+    ),
+    *(
+      (
+        lambda path, damage=damage: _damage(path, *damage),
+        '7_theo_0.wav: no whole wav file .* Fetch it again',
+      )
+      for damage in ((0, b'A word'), (22, b'\0'))
+    ),
+    (
+      lambda path: _write(path, [b'abc'], width=3),
+      'samples of type int32.* convert it',
+    ),
     (_write_two, 'theo_0.wav: 16000 samples a second, but .*ada_0.* 8000'),
   ],
 )

@@ -353,7 +353,8 @@ def test_metrics_by_hand():
 
 
 def test_other_forms_of_the_model_and_other_users_are_refused(task):
-  with pytest.raises(OptionError, match='--user_form=features: the model of'):
+  said = '--user_form=features: the model of the'
+  with pytest.raises(OptionError, match=said):
     task.model_with('features')
   with pytest.raises(OptionError, match="Did you mean 'user 0077'"):
     task.rated_by('user 00077')

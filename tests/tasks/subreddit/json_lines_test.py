@@ -102,7 +102,8 @@ def test_a_name_is_of_whole_characters(tmp_path):
   path = _write(tmp_path / 'a.jsonl', {'who': 'z\u00f6e \U0001f600\0'})
   assert list(json_lines.read(path, [field])) == [('z\u00f6e \U0001f600\0',)]
   path = _write(tmp_path / 'a.jsonl', {'who': 'ann'}, {'who': 'ann\ud83d'})
-  with pytest.raises(DataError, match="2: 'who' should be a text of whole"):
+  said = "line 2: 'who' should be a text of whole"
+  with pytest.raises(DataError, match=said):
     list(json_lines.read(path, [field]))
 
 

@@ -106,7 +106,8 @@ def test_who_personalises_first_comes_with_its_training_comments(task):
 
 
 def test_a_form_that_documents_have_no_model_in_is_refused(task):
-  with pytest.raises(OptionError, match='--user_form=features: the model of'):
+  said = '--user_form=features: the model of the'
+  with pytest.raises(OptionError, match=said):
     task.model_with('features')
 
 

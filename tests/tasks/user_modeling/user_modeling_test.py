@@ -425,7 +425,9 @@ def test_drafts_by_hand():
       (lambda of=of: _config(algorithm=of, noise_multiplier=1.0), expected)
       for of, expected in {
         'hpfl': '--hpfl_drafts=centers: clients send centers',
-        'fed_noise': '--algorithm=fed_noise: its clients add noise of',
+        'fed_noise': (
+          '--algorithm=fed_noise: its clients add noise of their own'
+        ),
         'distributed': 'clients send nothing',
       }.items()
     ),
