@@ -34,7 +34,8 @@ class PreferenceOptions(TaskOptions):
   num_groups: int | None = detail(
     None,
     'Heads, prototypes, nodes or centers to choose among; by default one for '
-    'each sub-population. More are an overestimate (FedEmbed, section 6).',
+    'each sub-population. More are an overestimate (FedEmbed, section 6); '
+    'fewer are for the map and for the head of least loss.',
     flag='preference_groups',
     at_least=2,
   )

@@ -8,6 +8,7 @@ than images, such as sound, are converted to images.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -97,12 +98,6 @@ class PreferenceTask(task.MeasuredByProtocol):
         f'kinds: no user would like kind {users_of.index(0)}. Give {enough} '
         'users, which are enough for these shares.'
       )
-    if self.num_groups < self._num_kinds:
-      raise OptionError(
-        f'--set=preference_groups={self.num_groups}: these are fewer than the '
-        f'{self._num_kinds} kinds, one of which users may know. Give at least '
-        f'{self._num_kinds}.'
-      )
     self._prototypical_users = [
       max(round(options.prototypical_share * number), 1) for number in users_of
     ]
@@ -114,11 +109,15 @@ class PreferenceTask(task.MeasuredByProtocol):
       seed=seed,
     )
     self._options = options
-    self.fed_embed_parts = (
+    parts = (
       preference_models.PARTS
       if options.type_head
       else preference_models.PARTS_WITHOUT_TYPES
     )
+    if self.num_groups < self._num_kinds:
+      # Sub-populations share heads, so that none is the head of a known one.
+      parts = dataclasses.replace(parts, sub_population=None, liked_type=None)
+    self.fed_embed_parts = parts
     self._seed = seed
     self._build_encoder = build_encoder
 

@@ -102,8 +102,17 @@ class FedEmbed(Options):
         'least_loss': the head with the least loss (IFCA); 'personal': a head of
         the client's own.
       parts: The parts of the model.
+
+    Raises:
+      OptionError: If a client may know its sub-population, which has no head.
     """
     rules = tff_partial.assignments
+    if rule in ('type', 'prototype') and parts.sub_population is None:
+      raise OptionError(
+        f'--algorithm=fed_embed_{rule}: its users know sub-populations, each '
+        'of which needs a head of its own, and --set=preference_groups gives '
+        'fewer. Leave it out, or use fed_embed_som or fed_embed_least_loss.'
+      )
     match rule:
       case 'type':
         return rules.by_type(parts)

@@ -12,6 +12,7 @@ from tasks.experiment import from_recipe
 from tasks.experiment import Output
 from tasks.experiment import run as run_experiment
 from tasks.experiment import trainable
+from tasks.experiment.options import hyperparameters
 from tasks.experiment.runs import running
 from tasks.preference import f1
 from tasks.preference import losses
@@ -363,6 +364,16 @@ def test_there_may_be_more_heads_than_kinds():
   assert shapes['type_head/bias:0'] == (10,)
 
 
+def test_fewer_heads_than_kinds_are_for_users_who_are_told_nothing():
+  few = _load(num_users=50, num_groups=5)
+  assert few.model_with('heads').num_groups == 5
+  assignment = hyperparameters.FedEmbed().assignment
+  assert assignment('least_loss', few.fed_embed_parts).assign
+  for rule in ('type', 'prototype'):
+    with pytest.raises(OptionError, match='preference_groups gives fewer'):
+      assignment(rule, few.fed_embed_parts)
+
+
 @pytest.mark.parametrize(
   'options, expected',
   [
@@ -372,7 +383,6 @@ def test_there_may_be_more_heads_than_kinds():
       {'num_users': 10, 'shares': 'imbalanced'},
       '--users=10: .* no user would like kind 6. Give 18 users',
     ),
-    ({'num_groups': 9}, '--set=preference_groups=9: .* fewer than the 10'),
     ({'embedding_size': -1}, 'embedding_size=-1'),
     ({'embedding_spread': 0.0}, '--preference_embedding_spread=0.0'),
     ({'prototypical_share': 1.5}, 'prototypical_share=1.5'),
