@@ -243,6 +243,8 @@ def test_clients_of_another_model_are_refused(spec):
     match="x.item: example 1 of client 'ann' is 6, but",
   ):
     population.check(smaller)
+  with pytest.raises(examples.ClientDataError, match="of client 'ann' is 6"):
+    cohorts.check(cohorts.SomeClients(population, ('ann',)), smaller)
   larger = examples.ExampleSpec(spec, {'x.item': (id_ranges.IdRange(9, 'T'),)})
   population.check(larger)
   reader = client_readers.Reader(['ann'], lambda _: _fields(), spec)

@@ -114,6 +114,28 @@ def test_a_client_that_took_part_has_what_it_remembers(furl, clients, model):
   np.testing.assert_array_equal(found, _predicted(expected))
 
 
+def test_a_client_whose_work_was_never_finite_trains_as_a_new_one(
+  model, clients
+):
+  fields = {
+    client: {'x': np.arange(4), 'y': np.full([4], height)}
+    for client, height in (('u0', 0.5), ('u1', 1e30))
+  }
+  furl = tff_partial.train(
+    tff_partial.algorithms.build_furl(
+      model, training=tff_partial.Phase(batch_size=None, epochs=3)
+    ),
+    tff_partial.pack(fields, model.example_spec),
+    rounds=1,
+    clients_per_round=2,
+  )
+  assert furl.train['num_not_finite'] == 1
+  found = _predicted(tff_partial.personalise(furl, clients, 'u1'))
+  np.testing.assert_allclose(
+    found, _by_hand(furl, clients, 'u1', steps=3), atol=1e-6
+  )
+
+
 @pytest.mark.slow
 def test_a_new_client_trains_what_is_its_own_as_in_a_round(furl, clients):
   (client, *_) = [

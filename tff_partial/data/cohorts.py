@@ -142,6 +142,10 @@ class SomeClients:
     """Number of clients that the other source left out."""
     return getattr(self.source, 'num_filtered', 0)
 
+  def check(self, example_spec: examples.ExampleSpec) -> None:
+    """Check that all clients of the other source can be used: see `check`."""
+    check(self.source, example_spec)
+
   def cohort(self, client_ids: Sequence[str], seeds: np.ndarray) -> Cohort:
     """Return the values of some clients: see `ClientSource.cohort`."""
     return self.source.cohort(client_ids, seeds)

@@ -44,9 +44,10 @@ def personalise(
 ) -> tf.keras.Model:
   """Make a client's personal model after the best round.
 
-  A client that took part in training has its stored weights. Others, and all
-  clients of algorithms without client states, train their own weights as in a
-  round, but on all their examples, while the shared weights stay fixed:
+  A client that took part in training has its stored weights. Others, those
+  whose losses or weights were never finite, and all clients of algorithms
+  without client states train their own weights as in a round, but on all their
+  examples, while the shared weights stay fixed:
 
       result = tff_partial.train(process, clients, ...)
       keras_model = tff_partial.personalise(result, clients, 'ann')
@@ -94,16 +95,16 @@ def _at_client(
   if not len(cohort):
     raise examples.ClientDataError(f'There are no examples of {client_id!r}.')
   store = trained.best_client_store
-  took_part = store is not None and store.client(client_id) is not None
+  has_learned = store is not None and store.has_learned(client_id)
   if evaluation is None:
-    evaluation = _at_home(trained.process, trained.rounds, took_part)
+    evaluation = _at_home(trained.process, trained.rounds, has_learned)
   kept: Sequence[Any] = state_codec.first_states(
     evaluation.initialize_client, seeds
   )
   kind = evaluation.initialize_client.type_signature.result
   if store is not None and client_work.serves(store.type, kind):
     kept = store.read_as([client_id], kind)
-  elif store is not None and took_part and not processes.is_nothing(kind):
+  elif store is not None and has_learned and not processes.is_nothing(kind):
     raise ProgramError(
       f'{client_id!r} comes with what it remembers from training, '
       f'{store.type}, but the evaluation takes {kind}. Build the evaluation '
@@ -278,15 +279,15 @@ def _own_weights(
 
 @functools.lru_cache(maxsize=8)
 def _at_home(
-  process: processes.PartialProcess, rounds: int, took_part: bool
+  process: processes.PartialProcess, rounds: int, has_learned: bool
 ) -> evaluation_lib.Evaluation:
   """Build an evaluation of a process's work on the client's own weights.
 
   Args:
     process: The process.
     rounds: Number of rounds done, for epochs that depend on it.
-    took_part: True if the client has stored weights; then it only chooses its
-      group.
+    has_learned: True if the client has stored weights that it trained; then it
+      only chooses its group.
   """
   work = process.work
   phases_of = work_lib.personal_phases
@@ -304,7 +305,7 @@ def _at_home(
     if phase.measured or (keeps_copy and tiers.PERSONAL in phase.train):
       if phase.read is not tiers.server_and_local_weights:
         weights_fn = phase.read
-  if took_part:
+  if has_learned:
     own = [
       part for part in own if isinstance(part, groups.Assign | contexts.Compute)
     ]

@@ -119,6 +119,23 @@ class ClientStates:
     """Return one client's state by leaf; None if it never took part."""
     return look_up(self._versions, client_id, self.round)
 
+  def has_learned(self, client_id: str) -> bool:
+    """Return True if a client's state is no longer its first one.
+
+    A client took part and has still its first one if its losses or weights were
+    not finite in any round.
+    """
+    state = self.client(client_id)
+    if state is None:
+      return False
+    seeds = sampling.client_seeds([client_id], self.seed, 'first state')
+    made = state_codec.first_states(self._initialize_client, seeds)
+    leaves = self._converter.scattered(made).leaves()
+    first = self._format.by_leaf(self._format.encode(leaves, 1)[0])
+    return any(
+      leaf.tobytes() != first[name].tobytes() for name, leaf in state.items()
+    )
+
   def _parts(
     self, client_ids: Sequence[str], places: np.ndarray
   ) -> Iterator[_Part]:
