@@ -120,21 +120,13 @@ class ClientStates:
     return look_up(self._versions, client_id, self.round)
 
   def has_learned(self, client_id: str) -> bool:
-    """Return True if a client's state is no longer its first one.
+    """Return True if a client's state is not its first one.
 
-    A client took part and has still its first one if its losses or weights were
-    not finite in any round.
+    It still is if a client's losses or weights were not finite in any round.
     """
-    state = self.client(client_id)
-    if state is None:
-      return False
-    seeds = sampling.client_seeds([client_id], self.seed, 'first state')
-    made = state_codec.first_states(self._initialize_client, seeds)
-    leaves = self._converter.scattered(made).leaves()
-    first = self._format.by_leaf(self._format.encode(leaves, 1)[0])
-    return any(
-      leaf.tobytes() != first[name].tobytes() for name, leaf in state.items()
-    )
+    held = self.read([client_id]).leaves
+    first = self._first([client_id]).leaves()
+    return not all(map(np.array_equal, held, first))
 
   def _parts(
     self, client_ids: Sequence[str], places: np.ndarray
@@ -149,16 +141,17 @@ class ClientStates:
       yield known, places[~is_new]
     if not is_new.any():
       return
-    new = list(itertools.compress(client_ids, is_new))
-    seeds = sampling.client_seeds(new, self.seed, 'first state')
-    if (self._format.num_bytes or 0) >= _LARGE_BYTES:
-      source = state_codec.FirstStates.of(self._initialize_client, seeds)
-      places_here = [np.arange(len(new))]
-      first = sources.Scattered.of(self._format.specs, [source], places_here)
-    else:
+    yield self._first([*itertools.compress(client_ids, is_new)]), places[is_new]
+
+  def _first(self, client_ids: Sequence[str]) -> sources.Scattered:
+    """Return the initial states of clients."""
+    seeds = sampling.client_seeds(client_ids, self.seed, 'first state')
+    if (self._format.num_bytes or 0) < _LARGE_BYTES:
       made = state_codec.first_states(self._initialize_client, seeds)
-      first = self._converter.scattered(made)
-    yield first, places[is_new]
+      return self._converter.scattered(made)
+    source = state_codec.FirstStates.of(self._initialize_client, seeds)
+    places = [np.arange(len(client_ids))]
+    return sources.Scattered.of(self._format.specs, [source], places)
 
 
 class ClientStore(ClientStates):
