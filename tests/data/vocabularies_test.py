@@ -1,5 +1,6 @@
 """Which id stands for which value."""
 
+import datetime
 import pickle
 
 import numpy as np
@@ -73,7 +74,15 @@ def test_texts_are_no_unseen_numbers():
     Vocabulary([7, 3], unseen=True).encode([3, '7'])
 
 
-@pytest.mark.parametrize('number', [-1, 2])
+@pytest.mark.parametrize('value', [b'a', datetime.date(2020, 1, 2)])
+def test_what_is_no_text_is_no_unseen_text(value):
+  texts = Vocabulary(['a', '2020-01-02'], unseen=True)
+  with pytest.raises(VocabularyError, match='Convert one of them'):
+    texts.encode(['a', value])
+  assert texts.encode(['b', None]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize('number', [-1, 2, 0.5])
 def test_an_id_that_there_is_not_is_refused(number):
   with pytest.raises(VocabularyError, match=f'no id {number}; ids are 0 to 1'):
     Vocabulary('ab').decode([number])

@@ -124,8 +124,8 @@ class Vocabulary:
     """Return the ids of values, int64; -1 for a value without one.
 
     Raises:
-      VocabularyError: For a text where values are numbers, or vice versa, and
-        for lists.
+      VocabularyError: For a text where values are numbers, for anything else
+        where they are texts, such as bytes or dates, and for lists.
     """
     values, other = list(values), 0 if self.unseen else -1
     try:
@@ -135,7 +135,10 @@ class Vocabulary:
     is_text = isinstance(self.values[0], str)
     for place in np.flatnonzero(ids == other):
       value = values[place]
-      if isinstance(value, numbers.Number if is_text else str):
+      # None and NA count as unseen.
+      if isinstance(value, str) != is_text and (
+        isinstance(value, numbers.Number) or not _is_missing(value)
+      ):
         raise VocabularyError(
           f'{value!r:.40} is a {type(value).__name__}, but the values of the '
           f'vocabulary are like {self.values[0]!r:.40}. Convert one of them.'
@@ -150,7 +153,7 @@ class Vocabulary:
     """
     decoded = []
     for number in ids:
-      if not 0 <= number < len(self):
+      if not 0 <= number < len(self) or number != int(number):
         raise VocabularyError(
           f'There is no id {number}; ids are 0 to {len(self) - 1}.'
         )
