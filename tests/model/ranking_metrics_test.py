@@ -8,6 +8,7 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 import tensorflow as tf
 
+from tff_partial.errors import SettingError
 from tff_partial.model import ranking_metrics as ranking
 
 
@@ -88,6 +89,21 @@ def test_coverage_counts_items_that_are_shown_to_some_user():
   first, second = np.zeros(8), np.zeros(8)
   first[[1, 2]] = second[[2, 5]] = [2, 1]
   assert _value(coverage, _ranks(first, 0), _ranks(second, 0)) == 3 / 8
+
+
+@pytest.mark.parametrize(
+  ('make', 'expected'),
+  [
+    (lambda: ranking.HitRate(0), 'k: expected at least 1, found 0'),
+    (lambda: ranking.NDCG(2.5), 'k: expected a whole number, found 2.5'),
+    (lambda: ranking.ReciprocalRank(3, -1), 'num_negatives: .* at least 0'),
+    (lambda: ranking.CatalogueCoverage(8, -1), 'k: expected at least 1'),
+    (lambda: ranking.CatalogueCoverage(0), 'num_items: expected at least 1'),
+  ],
+)
+def test_numbers_of_ranks_and_items_that_there_are_not(make, expected):
+  with pytest.raises(SettingError, match=expected):
+    make()
 
 
 def test_padding_does_not_count():

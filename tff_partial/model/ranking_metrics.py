@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_partial.arguments import checked_numbers
 from tff_partial.errors import SettingError
 
 
@@ -40,6 +41,15 @@ def ranks_spec(k: int) -> dict[str, Any]:
     'held_out': number,
     'top': tf.TensorSpec([k], tf.int32),
   }
+
+
+def _check_least(least: int, **numbers: Any) -> None:
+  """Refuse numbers that are not whole, or below the least."""
+  for name, number in numbers.items():
+    wrong = checked_numbers.why_not_whole(number)
+    if wrong or number < least:
+      wrong = wrong or f'expected at least {least}, found {number}'
+      raise SettingError(f'{name}: {wrong}.')
 
 
 def _log_choose(n: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
@@ -76,6 +86,9 @@ class _Gain(tf.keras.metrics.Mean):
         and `full_hit_rate_10` with all.
       **kw: Arguments of every metric.
     """
+    _check_least(1, k=k)
+    if num_negatives is not None:
+      _check_least(0, num_negatives=num_negatives)
     of_all = 'full_' if num_negatives is None else ''
     super().__init__(name=name or f'{of_all}{self.prefix}_{k}', **kw)
     self.k = k
@@ -120,11 +133,7 @@ class _Gain(tf.keras.metrics.Mean):
     return total / (tied + 1)
 
   def _of_drawn(
-    self,
-    number: int,
-    above: tf.Tensor,
-    tied: tf.Tensor,
-    others: tf.Tensor,
+    self, number: int, above: tf.Tensor, tied: tf.Tensor, others: tf.Tensor
   ) -> tf.Tensor:
     """Return the expectation over drawn others, `[batch]`.
 
@@ -213,6 +222,7 @@ class CatalogueCoverage(tf.keras.metrics.Metric):
       k: Number of first items, at most as many as the evaluation keeps.
       **kw: Arguments of every metric.
     """
+    _check_least(1, num_items=num_items, k=k)
     super().__init__(**{'name': f'catalogue_coverage_{k}', **kw})
     self.num_items = num_items
     self.k = k
