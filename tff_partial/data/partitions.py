@@ -58,13 +58,12 @@ def dirichlet(
     ClientDataError: If a number is invalid, or there are too few examples.
   """
   labels = _checked_labels(labels)
-  if not 0.0 < alpha < float('inf'):
+  # The sum of so large draws would be infinite, and each share 0.
+  if not 0.0 < alpha < 1e300:
     raise ClientDataError(
       f'alpha={alpha}: a Dirichlet distribution has a concentration above 0. '
       'Try 0.1 for clients of few labels, 100 for clients that are alike.'
     )
-  if min_examples < 0:
-    raise ClientDataError(f'min_examples={min_examples}: give 0 or more.')
   _check_clients(num_clients, len(labels), min_examples)
   held: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
   for label in np.unique(labels):
@@ -152,10 +151,11 @@ def by_label(
   """
   labels = _checked_labels(labels)
   known = np.unique(labels)
-  if num_clients < 1 or not 1 <= labels_per_client <= len(known):
+  _check_clients(num_clients, len(labels), min_examples)
+  if not 1 <= labels_per_client <= len(known):
     raise ClientDataError(
       f'{num_clients} clients with {labels_per_client} labels each are not '
-      f'possible. Give at least 1 client, and 1 to {len(known)} labels.'
+      f'possible. Give 1 to {len(known)} labels.'
     )
   holders: dict[int, list[int]] = {label: [] for label in range(len(known))}
   for client in range(num_clients):
@@ -177,9 +177,8 @@ def by_label(
     ends = min_examples * np.arange(1, len(clients) + 1) + np.rint(
       rest * shares / shares[-1:]
     ).astype(int)
-    for client, mine in zip(
-      clients, np.split(examples, ends[:-1]), strict=False
-    ):
+    pieces = np.split(examples, ends[:-1])
+    for client, mine in zip(clients, pieces, strict=False):
       held[client].append(mine)
   return _named(_shuffled(held, seed))
 
@@ -195,11 +194,10 @@ def by_owner(owners: Any, *, seed: int = 0) -> Partition:
   owners = _checked_labels(owners, 'owners')
   order = np.argsort(owners, kind='stable')
   names, starts = np.unique(owners[order], return_index=True)
+  pieces = zip(map(str, names), np.split(order, starts[1:]), strict=True)
   return {
-    str(name): random_bits.generator(seed, 'writer', str(name)).permutation(
-      mine
-    )
-    for name, mine in zip(names, np.split(order, starts[1:]), strict=True)
+    name: random_bits.generator(seed, 'writer', name).permutation(mine)
+    for name, mine in pieces
   }
 
 
@@ -371,8 +369,10 @@ def _check_clients(num_clients: int, num_examples: int, least: int = 1) -> None:
   """Refuse more clients than there are examples for.
 
   Raises:
-    ClientDataError: If there are too many, or none.
+    ClientDataError: If there are too many, or none, or `least` is negative.
   """
+  if least < 0:
+    raise ClientDataError(f'min_examples={least}: give 0 or more.')
   if num_clients < 1:
     raise ClientDataError(f'num_clients={num_clients}: give at least 1.')
   if num_clients * least > num_examples:
