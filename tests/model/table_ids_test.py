@@ -214,7 +214,7 @@ def test_labels_are_classes_that_the_model_predicts(loss, labels, bad):
     packing.pack({'ann': fields}, spec)
 
 
-@pytest.mark.parametrize('bad', [-1, 2])
+@pytest.mark.parametrize('bad', [-1, 2, -0.5, 1.5])
 @pytest.mark.parametrize(
   'loss',
   [
@@ -247,6 +247,11 @@ def test_clients_of_another_model_are_refused(spec):
     cohorts.check(cohorts.SomeClients(population, ('ann',)), smaller)
   larger = examples.ExampleSpec(spec, {'x.item': (id_ranges.IdRange(9, 'T'),)})
   population.check(larger)
+  reader = client_readers.Reader(['ann', 'ann'], lambda _: _fields(), spec)
+  with pytest.raises(
+    examples.ClientDataError, match="2 clients have the id 'ann'"
+  ):
+    reader.check(spec)
   reader = client_readers.Reader(['ann'], lambda _: _fields(), spec)
   cohorts.check(reader, spec)
   with pytest.raises(examples.ClientDataError, match='with other ids'):

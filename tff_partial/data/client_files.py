@@ -277,6 +277,7 @@ class _FolderReader(client_readers.Reader):
   """Clients in a folder."""
 
   read: _Read
+  are_distinct = True  # `write_clients` checks them.
 
   def fingerprint(self, sample: int | None = None) -> str:
     """See `Reader`.

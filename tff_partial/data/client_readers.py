@@ -30,7 +30,7 @@ class Reader:
   """Clients that are loaded only for the rounds in which they take part.
 
   Attributes:
-    ids: Ids of all clients.
+    ids: Ids of all clients, each once.
     read: From a client's id to its fields, arrays `[examples, ...]`. It must be
       picklable if other processes read, too; it is sent each time, so it should
       hold a file's name rather than its contents.
@@ -57,6 +57,7 @@ class Reader:
   version: str | None = None
   num_examples: Mapping[str, int] | None = None
   num_filtered: ClassVar[int] = 0  # Clients' sizes are known when read.
+  are_distinct: ClassVar[bool] = False  # Whether ids were checked before.
 
   @property
   def client_ids(self) -> tuple[str, ...]:
@@ -77,8 +78,10 @@ class Reader:
     """Check that clients are read as examples of a given spec.
 
     Raises:
-      ClientDataError: If they are read for another model.
+      ClientDataError: If they are read for another model, or two have one id.
     """
+    if not self.are_distinct:
+      populations.check_distinct(self.ids)
     examples.check_spec(self.example_spec, example_spec)
     checked = examples.ids_of(self.example_spec)
     if checked and checked != examples.ids_of(example_spec):
@@ -150,10 +153,7 @@ class Reader:
       ) from None
 
   def _unread(
-    self,
-    client_ids: Sequence[str],
-    seeds: np.ndarray,
-    counts: np.ndarray,
+    self, client_ids: Sequence[str], seeds: np.ndarray, counts: np.ndarray
   ) -> cohorts.Cohort:
     """Make a cohort whose clients are read where they run."""
     if counts.min() < 1:

@@ -19,6 +19,8 @@ class IdRange(NamedTuple):
     is_local: True if each client has a table of this many rows.
     table: The variable whose rows these are, if `size` is None.
     remedy: Advice on a value outside, in place of that for ids.
+    slack: How far from the first and the last id a value lies outside.
+      Fractions of ids are truncated, so that -0.5 counts as 0.
   """
 
   size: int | None
@@ -28,6 +30,7 @@ class IdRange(NamedTuple):
   is_local: bool = False
   table: str = ''
   remedy: str = ''
+  slack: float = 1
 
   def values(self, array: np.ndarray) -> np.ndarray:
     """Return the elements that are ids, `[examples, ids of each]`."""
@@ -37,10 +40,9 @@ class IdRange(NamedTuple):
   def first_outside(self, array: np.ndarray) -> tuple[int, Any] | None:
     """Find the first example with a value outside, and that value."""
     values = self.values(array)
-    # Fractions are truncated, so -0.5 counts as 0.
-    outside = values <= -1
+    outside = values <= -self.slack
     if self.size is not None:
-      outside |= values >= self.size
+      outside |= values >= self.size - 1 + self.slack
     if self.ignored is not None:
       outside &= values != self.ignored
     if not outside.any():
@@ -65,9 +67,7 @@ class IdRange(NamedTuple):
 Ids: TypeAlias = Mapping[str, tuple[IdRange, ...]]
 
 
-def client_sized(
-  ids: Ids,
-) -> dict[str, dict[str, tuple[IdRange, ...]]]:
+def client_sized(ids: Ids) -> dict[str, dict[str, tuple[IdRange, ...]]]:
   """Return the tables sized per client, with the fields of their ids."""
   found: dict[str, dict[str, tuple[IdRange, ...]]] = {}
   for path, ranges in ids.items():

@@ -123,6 +123,21 @@ def no_examples(client: str, remedy: str) -> ClientDataError:
   return ClientDataError(f'Client {client!r} has no examples. {remedy}')
 
 
+def check_distinct(client_ids: Iterable[Any]) -> None:
+  """Refuse ids that two clients have.
+
+  Raises:
+    ClientDataError: If there are such ids, or some that read alike.
+  """
+  ids = collections.Counter(map(str, client_ids))
+  for client, number in ids.most_common(1):
+    if number > 1:
+      raise ClientDataError(
+        f'{number} clients have the id {client!r}, or ids that read alike, '
+        "such as 1 and '1'. Give each another one, of one type."
+      )
+
+
 def indented(example_spec: Mapping[str, Any]) -> str:
   """Describe examples, indented below the description of their source."""
   spec = examples.ExampleSpec(example_spec)
@@ -217,14 +232,7 @@ class Population:
     self._fingerprint: str | None = None
     self._warned: set[str] = set()
     self._index = {client: i for i, client in enumerate(self._client_ids)}
-    for client, number in collections.Counter(
-      map(str, self._client_ids)
-    ).most_common(1):
-      if number > 1:
-        raise ClientDataError(
-          f'{number} clients have the id {client!r}, or ids that read alike, '
-          "such as 1 and '1'. Give each another one, of one type."
-        )
+    check_distinct(self._client_ids)
     self._counts = np.diff(offsets)
     self._buckets = buckets.fill(
       self._client_ids,

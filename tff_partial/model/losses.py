@@ -72,7 +72,9 @@ def classes(
   if kind in ('binarycrossentropy', 'binaryfocalcrossentropy'):
     described = 'binary cross-entropy tells two classes apart'
     remedy = 'Write 0 for one and 1 for the other.'
-    return {'y': (id_ranges.IdRange(2, described, remedy=remedy),)}
+    # Labels may be shares, which rounding can take beyond 0 and 1.
+    limits = id_ranges.IdRange(2, described, remedy=remedy, slack=1e-3)
+    return {'y': (limits,)}
   if kind != 'sparsecategoricalcrossentropy':
     return {}
   if not isinstance(outputs, tf.TensorSpec) or not outputs.shape.rank:
