@@ -209,6 +209,18 @@ def test_operators_of_keras_are_not_spoilt(tmp_path):
   np.testing.assert_allclose(loaded(tf.ones([1, 2])), predicted, rtol=1e-6)
 
 
+def test_trained_weights_of_another_type_are_converted():
+  def build(dtype: str | None = None) -> tf.keras.Model:
+    head = layers.Dense(1, dtype=dtype, name='head')
+    return tf.keras.Sequential([tf.keras.Input([2]), head])
+
+  trained = build('float64')
+  model = keras_models.from_keras(build, loss=_MSE, initial_weights=trained)
+  found = model.initial_weights(tiers.GLOBAL, _SEED)['head/kernel']
+  assert found.dtype == tf.float32
+  np.testing.assert_allclose(found, trained.get_weights()[0], rtol=1e-6)
+
+
 def test_what_becomes_a_keras_model_predicts_the_same(made):
   back = made.partial.to_keras(*made.weights.values())
   assert back is not made.keras

@@ -101,7 +101,9 @@ def _values(spec: KerasSpec, trained: Any) -> dict[str, np.ndarray]:
       f'{[(v.name, v.shape) for v in wanted]}.'
     )
   return {
-    v.name: value.numpy() for v, value in pairs if v and not v.is_client_sized
+    v.name: value.numpy().astype(v.dtype.as_numpy_dtype, copy=False)
+    for v, value in pairs
+    if v and not v.is_client_sized
   }
 
 
