@@ -95,7 +95,7 @@ def find(
     remedy: What an error advises.
 
   Returns:
-    The files by name.
+    The files by name; of one that is there in several forms the unpacked one.
 
   Raises:
     DataError: If there is no folder or no file.
@@ -111,7 +111,12 @@ def find(
       if path.is_file()
     }
     if found:
-      return sorted(found)
+      # `unzstd` leaves the packed file, whose records are not to count twice.
+      named = {
+        path.with_suffix('') if path.suffix in _OPENERS else path: path
+        for path in sorted(found, reverse=True)
+      }
+      return sorted(named.values())
   kind = 'the folder' if os.path.isdir(root) else 'what is no folder'
   raise DataError(
     f'{root}: there is no file {" or ".join(wanted)}, compressed or not, in '

@@ -132,6 +132,12 @@ def test_finds_files_of_the_task_by_name(tmp_path):
   assert _find(folder) == sorted(names)
 
 
+def test_a_file_beside_its_packed_form_is_read_once(tmp_path):
+  for name in ('RC_1', 'RC_1.zst', 'a.jsonl', 'a.jsonl.gz', 'b.jsonl.xz'):
+    (tmp_path / name).touch()
+  assert _find(tmp_path) == ['RC_1', 'a.jsonl', 'b.jsonl.xz']
+
+
 @pytest.mark.parametrize(
   ('make', 'problem'),
   [
