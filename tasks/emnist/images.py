@@ -217,11 +217,13 @@ def _leaf_writers(part: pathlib.Path) -> Iterator[_OfWriter]:
       y = np.asarray(held['y'], np.int32)
       if len(x) != len(y) or not np.isin(y, range(_CHARACTERS)).all():
         raise ValueError(f'its {len(x)} images have {len(y)} labels {y[:3]}')
+      if not ((x >= 0) & (x <= 1)).all():
+        raise ValueError(f'its paper is 1, found {x.min()} to {x.max()}')
       yield writer, x, y
   except (KeyError, TypeError, ValueError) as error:
     raise DataError(
       f'{part}: expected the files of LEAF, where each writer has images x '
-      f'of {_SIDE}x{_SIDE} numbers and labels y from 0 to '
+      f'of {_SIDE}x{_SIDE} numbers from 0 to 1 and labels y from 0 to '
       f'{_CHARACTERS - 1}; {error!s:.120}. Make them again with its '
       '`preprocess.sh`.'
     ) from None

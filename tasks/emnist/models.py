@@ -129,10 +129,7 @@ class LogitsAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
   """Share of examples whose class is predicted, from LOGITS."""
 
   def update_state(
-    self,
-    y_true: tf.Tensor,
-    y_pred: Any,
-    sample_weight: tf.Tensor | None = None,
+    self, y_true: tf.Tensor, y_pred: Any, sample_weight: tf.Tensor | None = None
   ) -> Any:
     """Add a batch of labels `[batch]`."""
     return super().update_state(y_true, y_pred[LOGITS], sample_weight)

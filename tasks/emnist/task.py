@@ -85,6 +85,10 @@ class Emnist(task.MeasuredByProtocol):
 
   def _build_model(self, user: str) -> models.PartialModel:
     options, images = self._options, self.images
+    if user != task.GROUPS:
+      options.refuse_set(
+        ('num_groups',), 'only ifca and fed_em have copies. Leave it out.'
+      )
     build = functools.partial(
       emnist_models.build_classifier,
       options.model,
@@ -155,11 +159,7 @@ def _hold(
   """Assign the images to users."""
   if options.partition == LABELS:
     return partitions.by_label(
-      images.labels,
-      options.num_users,
-      2,
-      min_examples=_LEAST,
-      seed=seed,
+      images.labels, options.num_users, 2, min_examples=_LEAST, seed=seed
     )
   if options.partition == DIRICHLET:
     return partitions.dirichlet(

@@ -122,6 +122,15 @@ class NextWordOptions(TaskOptions):
   vocabulary: VocabularyOptions = VocabularyOptions()
   sizes: NextWordSizes = NextWordSizes()
 
+  def __post_init__(self) -> None:
+    """Refuse sizes that the architecture does not have."""
+    super().__post_init__()
+    if self.sizes.architecture == TRANSFORMER:
+      self.sizes.refuse_set(
+        ('lstm_units', 'projection'),
+        'a transformer has no LSTM. Leave it out, or give --model=lstm.',
+      )
+
   @property
   def spent(self) -> Spent:
     """Privacy cost of the vocabulary in a private run."""

@@ -282,7 +282,5 @@ def normalize(
 ) -> tf.keras.layers.Layer:
   """Build a layer that normalizes an example over these axes, like PyTorch."""
   return tf.keras.layers.LayerNormalization(
-    axis=list(axes),
-    epsilon=_LAYER_NORM_EPSILON,
-    name=f'normalization_{number}',
+    axis=list(axes), epsilon=_LAYER_NORM_EPSILON, name=f'normalization_{number}'
   )

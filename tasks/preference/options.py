@@ -45,8 +45,7 @@ class PreferenceOptions(TaskOptions):
     choices=('', 'relu', 'elu', 'gelu', 'tanh'),
   )
   type_head: bool = option(
-    True,
-    "Train FedEmbed's model by its type head, too; Figure 4 varies this.",
+    True, "Train FedEmbed's model by its type head, too; Figure 4 varies this."
   )
   embedding_spread: float = option(
     1.0,

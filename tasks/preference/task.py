@@ -102,11 +102,7 @@ class PreferenceTask(task.MeasuredByProtocol):
       max(round(options.prototypical_share * number), 1) for number in users_of
     ]
     self._parts = preferences.draw(
-      images.labels,
-      users_of,
-      SIZES,
-      part_of=part_of,
-      seed=seed,
+      images.labels, users_of, SIZES, part_of=part_of, seed=seed
     )
     self._options = options
     parts = (
@@ -124,10 +120,22 @@ class PreferenceTask(task.MeasuredByProtocol):
   def _build_model(self, user: str) -> models.PartialModel:
     """Build FedEmbed's model, with a single head or with all heads."""
     options = self._options
+    has_types = user in (task.HEADS, task.OWN_HEAD)
+    has_centers = user in (task.CLUSTERS, task.HEAD_CLUSTERS)
+    unread = {
+      'embedding_size': has_centers,
+      'embedding_spread': not has_types,
+      'num_groups': user in (task.OWN, task.NOBODY),
+      'type_head': not has_types,
+    }
+    options.refuse_set(
+      [field for field, is_unread in unread.items() if is_unread],
+      "the algorithm's model does not have it. Leave it out.",
+    )
     shape, ink = self.images.shape, self.images.ink
     activation = options.activation or None
     metrics = functools.partial(build_metrics, self.shares)
-    if user in (task.HEADS, task.OWN_HEAD, task.CLUSTERS, task.HEAD_CLUSTERS):
+    if has_types or has_centers:
       common = (self.num_groups, activation, self._build_encoder)
       build = (
         functools.partial(
@@ -137,7 +145,7 @@ class PreferenceTask(task.MeasuredByProtocol):
           *common,
           by_head=user == task.HEAD_CLUSTERS,
         )
-        if user in (task.CLUSTERS, task.HEAD_CLUSTERS)
+        if has_centers
         else functools.partial(
           preference_models.build_fed_embed,
           shape,
@@ -245,7 +253,4 @@ class PreferenceTask(task.MeasuredByProtocol):
 
 def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
   """Build `accuracy`, and `f1` overall and by sub-population."""
-  return [
-    losses.PreferenceAccuracy('accuracy'),
-    *f1.build_metrics(shares),
-  ]
+  return [losses.PreferenceAccuracy('accuracy'), *f1.build_metrics(shares)]

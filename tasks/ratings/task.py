@@ -17,7 +17,6 @@ import pandas as pd
 import tensorflow as tf
 
 from tasks import task
-from tasks.errors import OptionError
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
 from tasks.ratings import csv_files
@@ -113,10 +112,10 @@ class RatingsTask(movielens.MovieLens):
 
 def load(options: RatingsOptions, data: task.Data, seed: int) -> RatingsTask:
   """Read the ratings and make the task."""
-  if data.is_synthetic and options.csv.file:
-    raise OptionError(
-      f'--csv={options.csv.file}: a run with --data=synthetic reads no file. '
-      'Leave one of the two out.'
+  if data.is_synthetic:
+    options.csv.refuse_set(
+      vars(options.csv),
+      'a run with --data=synthetic reads no file. Leave one of the two out.',
     )
   table = (
     tables.generate() if data.is_synthetic else csv_files.read(options.csv)

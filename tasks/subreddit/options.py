@@ -78,6 +78,10 @@ class DocumentSizes(Options):
         raise OptionError(
           f'{self.argument(name)}: give whole numbers of at least 1.'
         )
+    if not self.ngram_lengths:
+      self.refuse_set(
+        ('ngram_buckets',), 'there are no n-grams. Give ngram_lengths, too.'
+      )
     if self.control_points == 1:
       raise OptionError(
         '--control_points=1: one point cannot say how a user changes between '

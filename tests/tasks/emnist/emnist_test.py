@@ -160,6 +160,11 @@ def test_impossible_options_are_refused(options, expected):
     emnist.EmnistOptions(**options)
 
 
+def test_copies_are_only_of_methods_that_have_them():
+  with pytest.raises(OptionError, match='--emnist_num_groups=3: only ifca'):
+    _load(num_groups=3).model_with('nobody')
+
+
 def test_small_digits_have_no_large_convolutions_and_no_writers():
   with pytest.raises(OptionError, match='--model=fed_avg_cnn: images of 8 x 8'):
     _load(model='fed_avg_cnn').model_with('own')

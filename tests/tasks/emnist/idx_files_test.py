@@ -184,10 +184,10 @@ def test_federated_emnist_is_read_by_writer(tmp_path):
   assert images.pixels[:, 0, 0].tolist() == [0, 255] * 3
 
 
-def _leaf(path: pathlib.Path, **clients) -> None:
+def _leaf(path: pathlib.Path, paper: float = 1.0, **clients) -> None:
   """A file of LEAF with an all-paper and an all-ink image of each writer."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  images = [[1.0] * 784, [0.0] * 784]
+  images = [[paper] * 784, [0.0] * 784]
   held = {name: {'x': images, 'y': labels} for name, labels in clients.items()}
   path.write_text(json.dumps({'users': list(held), 'user_data': held}))
 
@@ -205,8 +205,11 @@ def test_femnist_is_read_from_leafs_files(tmp_path):
   assert images.pixels[:, 27, 27].tolist() == [0, 255] * 3
 
 
-@pytest.mark.parametrize('labels', [[3, 62], [3]])
-def test_damaged_files_of_leaf_are_refused(tmp_path, labels):
-  _leaf(tmp_path / 'femnist/all.json', anna=labels)
+@pytest.mark.parametrize(
+  ('labels', 'paper'),
+  [([3, 62], 1.0), ([3], 1.0), ([3, 4], 255.0), ([3, 4], float('nan'))],
+)
+def test_damaged_files_of_leaf_are_refused(tmp_path, labels, paper):
+  _leaf(tmp_path / 'femnist/all.json', paper, anna=labels)
   with pytest.raises(DataError, match='femnist: expected the files of LEAF'):
     emnist_images.load_leaf(tmp_path)

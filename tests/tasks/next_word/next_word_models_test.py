@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tasks.errors import OptionError
 from tasks.next_word import models
 from tasks.next_word.losses import build_loss
 from tasks.next_word.losses import is_target
@@ -21,6 +22,7 @@ from tasks.next_word.models import BUCKET_LAYER
 from tasks.next_word.models import LSTM
 from tasks.next_word.models import NextWordSizes
 from tasks.next_word.models import TRANSFORMER
+from tasks.next_word.options import NextWordOptions
 from tasks.next_word.tokens import Tokens
 import tff_partial
 from tff_partial import tiers
@@ -52,6 +54,14 @@ def _from_keras(build: Callable[[], tf.keras.Model], **options: Any) -> Any:
 @pytest.fixture(scope='module', name='model')
 def fixture_model() -> Any:
   return _from_keras(_build, local=BUCKET_LAYER)
+
+
+def test_a_transformer_has_no_sizes_of_an_lstm():
+  sizes = NextWordSizes(TRANSFORMER, lstm_units=64)
+  with pytest.raises(
+    OptionError, match='--lstm_units=64: a transformer has no'
+  ):
+    NextWordOptions(sizes=sizes)
 
 
 # ---- tokens and classes ------------------------------------------------------

@@ -375,6 +375,20 @@ def test_fewer_heads_than_kinds_are_for_users_who_are_told_nothing():
 
 
 @pytest.mark.parametrize(
+  ('options', 'form'),
+  [
+    ({'embedding_spread': 0.5}, 'own'),
+    ({'type_head': False}, 'clusters'),
+    ({'embedding_size': 4}, 'head_clusters'),
+    ({'num_groups': 20}, 'nobody'),
+  ],
+)
+def test_what_a_model_does_not_have_is_refused(options, form):
+  with pytest.raises(OptionError, match='model does not have it'):
+    _load(num_users=10, **options).model_with(form)
+
+
+@pytest.mark.parametrize(
   'options, expected',
   [
     ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),

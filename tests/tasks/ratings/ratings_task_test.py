@@ -183,6 +183,10 @@ def _parse(flags: str) -> Config:
       '--csv=a.csv: a run with --data=synthetic reads no file',
     ),
     (
+      lambda: _load(csv=csv_files.Csv(rating='stars')),
+      '--csv_rating=stars: a run with --data=synthetic reads no file',
+    ),
+    (
       lambda: _load(ends=ratings_options.Ends(top_n_user='user 12')),
       "no user 'user 12' among the 600 .* Did you mean 'user 0",
     ),

@@ -225,7 +225,7 @@ def test_texts_are_small_in_memory():
 @pytest.mark.parametrize(
   ('name', 'value'),
   [('control_points', 1), ('mlp_units', (5, 0)), ('ngram_lengths', (0,))]
-  + [('dropout', -0.1), ('unknown_users', 1.0)],
+  + [('dropout', -0.1), ('unknown_users', 1.0), ('ngram_buckets', 9)],
 )
 def test_sizes_that_make_no_sense_are_refused(name, value):
   with pytest.raises(OptionError, match=name):
