@@ -161,11 +161,7 @@ _TABLES = Layout(
   '',
   (0.5, 5.0),
   File(
-    'ratings.csv',
-    ',',
-    _RATINGS,
-    'userId,movieId,rating,timestamp',
-    _HALF_STARS,
+    'ratings.csv', ',', _RATINGS, 'userId,movieId,rating,timestamp', _HALF_STARS
   ),
   File('movies.csv', ',', _ITEMS, 'movieId,title,genres'),
   None,

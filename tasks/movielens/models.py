@@ -126,10 +126,7 @@ class _OwnWeight(tf.keras.layers.Layer):
   """A layer with one weight, which belongs to one user."""
 
   def __init__(
-    self,
-    initializer: Any = 'zeros',
-    regularizer: Any = None,
-    **kwargs: Any,
+    self, initializer: Any = 'zeros', regularizer: Any = None, **kwargs: Any
   ):
     """Make the layer, with a Keras initializer and regularizer."""
     super().__init__(**kwargs)

@@ -30,10 +30,7 @@ class Authors:
   """
 
   def __init__(
-    self,
-    sentences: Sentences,
-    words: Words,
-    parts: Mapping[str, Part],
+    self, sentences: Sentences, words: Words, parts: Mapping[str, Part]
   ):
     self._sentences, self._words, self._parts = sentences, words, parts
 

@@ -100,10 +100,7 @@ def _recur(
   zeros = tf.zeros([tf.shape(gates)[1], units])
 
   def step(
-    place: tf.Tensor,
-    hidden: tf.Tensor,
-    cell: tf.Tensor,
-    *kept: tf.TensorArray,
+    place: tf.Tensor, hidden: tf.Tensor, cell: tf.Tensor, *kept: tf.TensorArray
   ) -> tuple[Any, ...]:
     said = gates[place] + tf.matmul(hidden, kernel)
     enter, stay, new, leave = tf.split(said, 4, -1)
@@ -143,10 +140,7 @@ def _recur(
 
 
 def _recur_backwards(
-  opened: tf.Tensor,
-  cells: tf.Tensor,
-  kernel: tf.Tensor,
-  of_outputs: tf.Tensor,
+  opened: tf.Tensor, cells: tf.Tensor, kernel: tf.Tensor, of_outputs: tf.Tensor
 ) -> tf.Tensor:
   """Backpropagate from the outputs of an LSTM to its gates.
 

@@ -41,9 +41,7 @@ def cross_entropies(
   return tf.where(counted, losses, 0.0), counted
 
 
-def build_loss(
-  tokens: Tokens,
-) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+def build_loss(tokens: Tokens) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
   """Build the loss: the cross-entropy of each target, from logits.
 
   As in Keras's own losses that ignore a class, the result carries a mask of the

@@ -85,9 +85,7 @@ def divide_users(sentences: Sentences, *, seed: int = 0) -> dict[str, Part]:
   return parts
 
 
-def divide_sentences(
-  sentences: Sentences,
-) -> dict[str, Part]:
+def divide_sentences(sentences: Sentences) -> dict[str, Part]:
   """Divide each user's sentences by time: the last ones are for tests.
 
   Of a user's n sentences, those for training end at n times their share,
@@ -140,7 +138,5 @@ def _halves(users: np.ndarray, first: np.ndarray, last: np.ndarray) -> Part:
   )
   middle = first + half
   return Part(
-    users,
-    np.stack([first, middle], axis=1),
-    np.stack([middle, last], axis=1),
+    users, np.stack([first, middle], axis=1), np.stack([middle, last], axis=1)
   )

@@ -252,10 +252,7 @@ def draw(
 
 
 def terms(
-  size: int,
-  mechanism: NoisyThreshold,
-  num_users: int,
-  noise_seed: int | None,
+  size: int, mechanism: NoisyThreshold, num_users: int, noise_seed: int | None
 ) -> dict[str, float | None]:
   """Return the terms of a draw, as in `Draw`."""
   return {

@@ -176,10 +176,7 @@ def in_batches(
 
 
 def gather(
-  name: str,
-  messages: Iterable[Message],
-  rule: tokenising.Rule,
-  limits: Limits,
+  name: str, messages: Iterable[Message], rule: tokenising.Rule, limits: Limits
 ) -> Sentences:
   """Cut messages into sentences and sort these, in one pass over messages.
 

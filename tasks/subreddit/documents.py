@@ -213,10 +213,7 @@ class DocumentTask(task.Task):
     return {author: table[rows[author]] for author in self.attributes}
 
   def _fields(
-    self,
-    rows: np.ndarray,
-    num_past: int,
-    example_spec: examples.ExampleSpec,
+    self, rows: np.ndarray, num_past: int, example_spec: examples.ExampleSpec
   ) -> dict[str, Any]:
     """Return the fields of some documents that the spec asks for.
 

@@ -31,9 +31,7 @@ class ManyUserClients:
   """
 
   def __init__(
-    self,
-    records: records_lib.Records,
-    parts: Mapping[str, records_lib.Records],
+    self, records: records_lib.Records, parts: Mapping[str, records_lib.Records]
   ):
     """Count users and items."""
     numbers = range(len(records.clients))

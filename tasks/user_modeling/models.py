@@ -130,10 +130,7 @@ def _gum_score(inputs: dict[str, Any], sizes: InputSizes, width: int) -> Any:
   """Build GUM's score of a user and an item, without biases."""
   layers = tf.keras.layers
   relation = layers.Dense(
-    sizes.attributes,
-    use_bias=False,
-    kernel_initializer=XAVIER,
-    name='relation',
+    sizes.attributes, use_bias=False, kernel_initializer=XAVIER, name='relation'
   )(model_parts.attributes_of(inputs, sizes))
 
   def project(vectors: Any, whose: str) -> Any:

@@ -68,9 +68,7 @@ def divided(
 
 
 def _divide_client(
-  user: np.ndarray,
-  item: np.ndarray,
-  generator: np.random.Generator,
+  user: np.ndarray, item: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
   """Return the codes of one client's records."""
   if not len(user):

@@ -297,9 +297,7 @@ def by_mark(field: str = MARK) -> Split:
 
     name = 'query' if is_query else 'support'
     return Part(
-      f'by_mark({field!r}).{name}',
-      choose,
-      {field: tf.TensorSpec([], tf.int32)},
+      f'by_mark({field!r}).{name}', choose, {field: tf.TensorSpec([], tf.int32)}
     )
 
   return Split(part(False), part(True))

@@ -122,9 +122,7 @@ class Keras3Functions:
     return tuple(found)
 
   def _called(
-    self,
-    variables: Sequence[VariableSpec],
-    inputs: Any,
+    self, variables: Sequence[VariableSpec], inputs: Any
   ) -> tuple[Any, frozenset[str]]:
     """Call the model in training mode, in a graph that is never run.
 

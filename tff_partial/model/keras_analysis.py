@@ -115,9 +115,7 @@ class KerasSpec(NamedTuple):
   loss_scale: float
 
 
-def layers_of(
-  layer: tf.keras.layers.Layer,
-) -> list[tf.keras.layers.Layer]:
+def layers_of(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
   """Return all layers inside a model or another layer.
 
   `submodules` fails for recurrent layers with dropout.

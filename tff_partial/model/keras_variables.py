@@ -20,9 +20,7 @@ class ModelError(errors.UserError, ValueError):
 
 
 @contextlib.contextmanager
-def answering_variables(
-  creator: Callable[..., Any],
-) -> Iterator[None]:
+def answering_variables(creator: Callable[..., Any]) -> Iterator[None]:
   """Make variables by `creator(next_creator, **request)` within the context.
 
   Keras creates variables in the current graph or, within a function that is

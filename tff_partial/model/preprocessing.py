@@ -106,10 +106,7 @@ class Lifted:
     return [_text(value) for value in self.layer.get_vocabulary()]
 
   def encode(
-    self,
-    array: Any,
-    where: str,
-    which: Callable[[int], str],
+    self, array: Any, where: str, which: Callable[[int], str]
   ) -> np.ndarray:
     """Pass examples of one input through the layer.
 

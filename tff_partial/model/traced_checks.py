@@ -149,9 +149,7 @@ def trace(
       if {operation.type for operation in tensor.consumers()} == {'GatherV2'}
     ),
     table_ids.find(
-      tables,
-      dict(examples.leaves(batch['x'], 'x')),
-      model.specs(tiers.LOCAL),
+      tables, dict(examples.leaves(batch['x'], 'x')), model.specs(tiers.LOCAL)
     ),
     None if mask is None else tf.TensorSpec(mask.shape[1:], mask.dtype),
     bool(regularization),

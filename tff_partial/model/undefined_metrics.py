@@ -25,19 +25,11 @@ def or_nan(metric: tf.keras.metrics.Metric, value: Any) -> Any:
     counted = metric.true_positives + metric.false_positives
   elif isinstance(
     metric,
-    (
-      metrics.Recall,
-      metrics.PrecisionAtRecall,
-      metrics.RecallAtPrecision,
-    ),
+    (metrics.Recall, metrics.PrecisionAtRecall, metrics.RecallAtPrecision),
   ):
     counted = _positives(metric)
   elif isinstance(
-    metric,
-    (
-      metrics.SensitivityAtSpecificity,
-      metrics.SpecificityAtSensitivity,
-    ),
+    metric, (metrics.SensitivityAtSpecificity, metrics.SpecificityAtSensitivity)
   ):
     counted = _positives(metric) * _negatives(metric)
   elif isinstance(metric, metrics.IoU):

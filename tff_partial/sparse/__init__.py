@@ -2,9 +2,6 @@
 
 from tff_partial._environment import lazily as _lazily
 
-__all__ = [
-  'lookups',
-  'rows',
-]
+__all__ = ['lookups', 'rows']
 
 __getattr__ = _lazily.importer(__name__, __all__)
