@@ -9,6 +9,8 @@ import tensorflow as tf
 from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import runtimes
+from tff_partial.contexts import Batch
+from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import ranking_metrics
@@ -221,6 +223,26 @@ def test_replaced_predictions_are_not_ranked() -> None:
     ranking.build_ranking_eval(measuring, _ITEMS, split=split)
 
 
+def test_users_are_shown_unseen_items_alone() -> None:
+  """Also one who has fewer of them than are kept."""
+  catalogue = ranking._Catalogue(4, None, None, lambda weights: weights, 3)
+  item = {'x': tf.constant([3]), 'y': tf.ones([1]), 'weight': tf.ones([1])}
+  client = ClientContext(
+    *(None,) * 7,
+    computed={
+      'ranking_seen': tf.constant([True, False, True, False]),
+      'ranking_held_out': tf.constant([False, False, False, True]),
+      'ranking_scores': tf.constant([4.0, 3.0, 2.0, 1.0]),
+    },
+    batch=Batch.of(item, tf.constant([True]), None),
+  )
+  top = catalogue.rank(client)['top']
+  assert top.numpy().tolist() == [[1, 3, -1]]
+  coverage = ranking_metrics.CatalogueCoverage(4, 3)
+  coverage.update_state(None, {'top': top})
+  assert coverage.result() == 2 / 4
+
+
 @pytest.mark.parametrize(
   ('num_items', 'settings', 'message'),
   [
@@ -238,6 +260,12 @@ def test_a_catalogue_that_cannot_be_scored_is_refused(
   evaluation = algorithms.build_fed_avg_eval(model, split=split)
   with pytest.raises(SettingError, match=message):
     ranking.build_ranking_eval(evaluation, num_items, split=split, **settings)
+
+
+@pytest.mark.parametrize('numbers', [(0, 4), (9, 0)])
+def test_negatives_are_drawn_from_some_items(numbers) -> None:
+  with pytest.raises(SettingError, match='NegativeItems.*give 1 or more'):
+    ranking.NegativeItems(*numbers)
 
 
 @pytest.mark.parametrize(

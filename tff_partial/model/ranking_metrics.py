@@ -28,7 +28,8 @@ def ranks_spec(k: int) -> dict[str, Any]:
   Under `all` and `drawn` are the numbers of other items that score `above` it,
   that are `tied` with it, and of all `others`; `drawn` leaves out other items
   that are held out for the same user. `held_out` is the number of these, the
-  item included, and `top` the user's items with the highest scores.
+  item included, and `top` the user's unseen items with the highest scores, -1
+  for each that there are fewer.
 
   Args:
     k: Number of items in `top`.

@@ -11,6 +11,7 @@ example's, and `loss_with_negatives` compares their scores.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -209,8 +210,9 @@ class _Catalogue(NamedTuple):
         for name, is_so in comparisons.items()
       }
 
-    shown = tf.where(unseen, scores, scores.dtype.min)
+    shown = tf.where(unseen, scores, -math.inf)
     _, top = tf.math.top_k(shown, self.num_top)
+    top = tf.where(tf.gather(unseen, top), top, -1)  # No more are unseen.
     number = tf.reduce_sum(tf.cast(held_out, tf.float32))
     return {
       _PREDICTION: batch.predictions,
@@ -237,7 +239,14 @@ class NegativeItems(tf.keras.__internal__.layers.BaseRandomLayer):
       num_items: Number of items of the catalogue.
       number: Number of drawn items for each given one.
       **kwargs: Arguments of all layers, such as the name.
+
+    Raises:
+      SettingError: If there is no item, or none is drawn.
     """
+    if num_items < 1 or number < 1:
+      raise SettingError(
+        f'NegativeItems: {num_items=}, {number=}: give 1 or more of both.'
+      )
     super().__init__(**kwargs)
     self.num_items = num_items
     self.number = number
