@@ -14,6 +14,7 @@ from tff_partial import tiers
 from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
+from tff_partial.data.examples import ClientDataError
 from tff_partial.errors import SettingError
 from tff_partial.model.models import ModelError
 from tff_partial.solvers.triangles import Packing
@@ -317,6 +318,16 @@ def test_a_user_without_ratings_is_as_its_attributes_say() -> None:
   np.testing.assert_allclose(own['ratings/user'], [2, 2, 2], atol=1e-6)
 
 
+def test_values_that_an_attribute_does_not_have_are_refused() -> None:
+  clients = _of_age(planted.rate({'a': 3}))
+  spec = _model(user_attributes={'age': 2}).example_spec
+  for age in (-1, 2):
+    clients['a']['x']['age'][:] = age
+    message = f"age.* is {age}, but user_attributes: 'age' has 2 values"
+    with pytest.raises(ClientDataError, match=message):
+      planted.pack(clients, spec)
+
+
 @pytest.mark.slow
 def test_a_prior_follows_which_items_were_rated() -> None:
   """The coefficients are NumPy's, and what is measured says nothing."""
@@ -412,6 +423,7 @@ def _als(**options: Any) -> Any:
   [
     (lambda: _als(attributes=np.zeros([_ITEMS + 1, 2])), 'attributes'),
     (lambda: _als(attributes=np.full([_ITEMS, 1], np.nan)), 'attributes'),
+    (lambda: _als(attributes=np.float64(5.0)), r'attributes.* found \[\]'),
     (lambda: _als(memory=-0.1), 'memory'),
     (lambda: _als(memory=1.0), 'memory'),
     (lambda: _als(memory=float('nan')), 'memory'),

@@ -45,9 +45,7 @@ def checked(attributes: np.ndarray | None, num_items: int) -> np.ndarray:
   if attributes is None:
     attributes = np.zeros([num_items, 0])
   found = np.asarray(attributes, np.float64)
-  if (
-    found.shape != (num_items, found.shape[-1]) or not np.isfinite(found).all()
-  ):
+  if found.ndim != 2 or len(found) != num_items or not np.isfinite(found).all():
     raise SettingError(
       f'attributes: expected finite numbers, [{num_items}, width], a row for '
       f'each item, found {list(found.shape)}.'

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.data.id_ranges import IdRange
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -218,7 +219,7 @@ def build_model(
     )
     return tf.keras.Model(inputs, layer(inputs), name='rating_posterior')
 
-  return keras_models.from_keras(
+  model = keras_models.from_keras(
     build,
     local=[USER, SPREAD, SCALE],
     loss=lambda labels, found: tf.square((labels - found[RATING]) / unit),
@@ -226,6 +227,11 @@ def build_model(
     metrics=metrics,
     seed=seed,
   )
+  for name, number in (user_attributes or {}).items():
+    # The layer reads none of them, so that its graph does not tell.
+    what = f'user_attributes: {name!r} has {number} values'
+    model.example_spec.ids[f'x.{name}'] = (IdRange(number, what),)
+  return model
 
 
 def posterior_phases() -> list[Phase]:
