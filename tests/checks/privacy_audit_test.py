@@ -174,3 +174,13 @@ def test_a_proof_by_one_run_by_hand():
   np.testing.assert_allclose(chance, 0.025, rtol=1e-4)
   nothing = audit_bounds.prove(np.zeros(16), present[::-1], delta=0.0)
   assert nothing.epsilon == 0.0
+  # Also of zeros and ones, of which `~` would make negative numbers.
+  again = audit_bounds.prove(present.astype(float), present.astype(int), 0.0)
+  assert again[1:] == (16, 16)
+
+
+@pytest.mark.parametrize('number', [(7, 7), (16, 15)])
+def test_a_proof_needs_canaries(number):
+  scores, present = map(np.ones, number)
+  with pytest.raises(PrivacyError, match='found {} and {}'.format(*number)):
+    audit_bounds.prove(scores, present, delta=0.0)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from tff_partial.errors import PrivacyError
+
 # An attack on one run guesses all canaries, half of them, and so on, down to
 # this many.
 FEWEST_GUESSES = 8
@@ -66,8 +68,16 @@ def prove(
       `[canaries]`.
     delta: The delta of the claim.
     confidence: Probability that the bound is right.
+
+  Raises:
+    PrivacyError: If there are too few canaries, or not as many of `present`.
   """
-  number = len(scores)
+  number, present = len(scores), np.asarray(present, bool)
+  if number < FEWEST_GUESSES or len(present) != number:
+    raise PrivacyError(
+      f'scores, present: expected one of each for {FEWEST_GUESSES} canaries or '
+      f'more, found {number} and {len(present)}.'
+    )
   order = np.argsort(-scores, kind='stable')
   halves, half = [], number // 2
   while 2 * half >= FEWEST_GUESSES:
