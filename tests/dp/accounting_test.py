@@ -172,6 +172,23 @@ def test_local_noise_has_no_help_and_two_clips():
   assert accounting.local_epsilon(0.0, 1, _DELTA) == math.inf
 
 
+@pytest.mark.parametrize(
+  ('call', 'match'),
+  [
+    (lambda: accounting.local_epsilon(1.0, 2.5, _DELTA), 'whole .* found 2.5'),
+    (lambda: samplings.OncePerTree(2.5), 'whole number .* found 2.5'),
+    (lambda: samplings.FixedSizeSampling(1000, 2.5), 'or 1000, found 2.5'),
+    (
+      lambda: accounting.epsilon(1.0, _POISSON, 9, _DELTA, once=[math.inf]),
+      '`once` must be a finite number .* found inf',
+    ),
+  ],
+)
+def test_what_cannot_be_counted_is_refused(call, match):
+  with pytest.raises(PrivacyError, match=match):
+    call()
+
+
 # ---- calibration -------------------------------------------------------------
 
 

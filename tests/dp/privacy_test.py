@@ -328,7 +328,14 @@ def test_an_algorithm_is_private_by_its_aggregator():
     (lambda: clipping_lib.FixedClip(0.0), '`clip`.*found 0.0'),
     (lambda: clipping_lib.AdaptiveClip(quantile=1.5), '`quantile`'),
     (lambda: _mean(noise_multiplier=-1.0), '`noise_multiplier`'),
+    (lambda: clipping_lib.TreeNoise(1.0, 2.5), '`rounds_per_tree`.*found 2.5'),
     (lambda: _mean(clipping=1.0), 'found 1.0'),
+    (lambda: _mean(clipping={}), 'found {}'),
+    (lambda: _mean(clipping={'shared': 1.0}), "found {'shared': 1.0}"),
+    (
+      lambda: local_noise.LaplaceNoise(1.0, 1.0).epsilon(-1),
+      '`participations`.*found -1',
+    ),
     (
       lambda: _mean(
         {'a': clipping_lib.FixedClip(1.0), 'b': clipping_lib.TreeNoise(1.0, 3)}

@@ -25,3 +25,14 @@ def why_not_finite(value: Any) -> str:
   if isinstance(value, numbers.Real) and math.isfinite(value):
     return ''
   return f'expected a finite number, found {value!r}'
+
+
+def why_negative(value: Any) -> str:
+  """Return why a value is not a finite number of 0 or more, or '' if it is one.
+
+  Args:
+    value: The given value.
+  """
+  if not why_not_finite(value) and value >= 0:
+    return ''
+  return f'expected a finite number of 0 or more, found {value!r}'

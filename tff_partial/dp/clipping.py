@@ -10,6 +10,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple, TypeAlias
 
+from tff_partial.arguments import checked_numbers
 from tff_partial.dp import dp_queries
 from tff_partial.dp import dp_trees
 from tff_partial.errors import PrivacyError
@@ -187,6 +188,8 @@ class TreeNoise(OneClip):
   def __post_init__(self) -> None:
     super().__post_init__()
     check_positive(self.rounds_per_tree, 'rounds_per_tree')
+    if wrong := checked_numbers.why_not_whole(self.rounds_per_tree):
+      raise PrivacyError(f'`rounds_per_tree`: {wrong}.')
 
   def query(self, noise: Noise) -> dp_queries.PrivateSumQuery:
     """Make the tree."""
@@ -200,6 +203,26 @@ class TreeNoise(OneClip):
 
 
 Clippings: TypeAlias = Clipping | Mapping[str, Clipping]
+# Name of the single part of values that are clipped jointly.
+WHOLE = 'all.parts'
+
+
+def parts_of(clipping: Clippings) -> Mapping[str, Clipping]:
+  """Return the clipping of each part, by name; a joint one is that of `WHOLE`.
+
+  Args:
+    clipping: Clipping of an update: joint, or by part.
+
+  Raises:
+    PrivacyError: If it is something else.
+  """
+  parts = clipping if isinstance(clipping, Mapping) else {WHOLE: clipping}
+  if not parts or not all(isinstance(how, Clipping) for how in parts.values()):
+    raise PrivacyError(
+      '`clipping` must be FixedClip, AdaptiveClip or TreeNoise, or one of them '
+      f'by part, found {clipping!r}.'
+    )
+  return parts
 
 
 def largest_noise_multiplier(
@@ -211,13 +234,12 @@ def largest_noise_multiplier(
     clipping: Clipping of an update: joint, or by part.
     clients_per_round: Expected number of clients in a round.
   """
-  if isinstance(clipping, Clipping):
-    return clipping.largest_noise_multiplier(clients_per_round)
+  parts = parts_of(clipping)
   # Several Gaussian mechanisms cost as much as one with the noise multiplier
   # `(sum_i z_i**-2)**-0.5`. So a part with the share `s` of a total noise
   # multiplier `z` gets `z / sqrt(s)`; all parts have the same share.
-  share = 1.0 / len(clipping)
+  share = 1.0 / len(parts)
   return min(
     how.largest_noise_multiplier(clients_per_round) * math.sqrt(share)
-    for how in clipping.values()
+    for how in parts.values()
   )

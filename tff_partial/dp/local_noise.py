@@ -159,7 +159,11 @@ class LaplaceNoise(ClientNoise):
 
     Args:
       participations: Number of updates that the client sends.
+
+    Raises:
+      PrivacyError: If it is negative.
     """
+    clipping_lib.check_positive(participations, 'participations', True)
     if not participations:
       return 0.0
     if not self.noise_multiplier:

@@ -23,6 +23,7 @@ from tff_partial import aggregators
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import dp_queries
 from tff_partial.dp import private_rows
+from tff_partial.dp.clipping import WHOLE
 from tff_partial.dp.mechanisms import CENTRAL
 from tff_partial.dp.mechanisms import Mechanism
 from tff_partial.dp.mechanisms import PrivateTypeError
@@ -30,8 +31,6 @@ from tff_partial.errors import PrivacyError
 
 # Suffix of the names of exact measurements.
 NOT_PRIVATE = '_not_private'
-# Name of the single part of values that are clipped jointly.
-_WHOLE = 'all.parts'
 
 
 class _UpdateParts:
@@ -42,17 +41,17 @@ class _UpdateParts:
 
   def split(self, structure: Any) -> Any:
     """Return the parts of a structure, by name."""
-    return {_WHOLE: structure} if _WHOLE in self.queries else structure
+    return {WHOLE: structure} if WHOLE in self.queries else structure
 
   def join(self, parts: Mapping[str, Any]) -> Any:
     """Join parts to a structure."""
-    return parts.get(_WHOLE, parts)
+    return parts.get(WHOLE, parts)
 
   @property
   def query(self) -> tfp.SumAggregationDPQuery:
     """The query of the whole structure."""
-    if _WHOLE in self.queries:
-      return self.queries[_WHOLE]
+    if WHOLE in self.queries:
+      return self.queries[WHOLE]
     return private_rows.NestedSumQuery(collections.OrderedDict(self.queries))
 
   def are_clipped(self, params: Any, value: Any) -> Any:
@@ -112,20 +111,14 @@ class PrivateFactory(
       self.noise_multiplier, 'noise_multiplier', also_zero=True
     )
     clipping_lib.check_positive(self.clients_per_round, 'clients_per_round')
-    if isinstance(self.clipping, Mapping):
-      trees = {
-        how.rounds_per_tree if isinstance(how, clipping_lib.TreeNoise) else None
-        for how in self.clipping.values()
-      }
-      if len(trees) > 1:
-        raise PrivacyError(
-          'Either all parts have TreeNoise, with trees of the same number of '
-          f'rounds, or none has, found {dict(self.clipping)}.'
-        )
-    elif not isinstance(self.clipping, clipping_lib.Clipping):
+    trees = {
+      how.rounds_per_tree if isinstance(how, clipping_lib.TreeNoise) else None
+      for how in clipping_lib.parts_of(self.clipping).values()
+    }
+    if len(trees) > 1:
       raise PrivacyError(
-        '`clipping` must be FixedClip, AdaptiveClip or TreeNoise, or one of '
-        f'them by part, found {self.clipping!r}.'
+        'Either all parts have TreeNoise, with trees of the same number of '
+        f'rounds, or none has, found {self.clipping}.'
       )
     largest = clipping_lib.largest_noise_multiplier(
       self.clipping, self.clients_per_round
@@ -151,10 +144,9 @@ class PrivateFactory(
 
   def _parts(self, specs: Any) -> _UpdateParts:
     """Make the queries, with new secrets each time."""
-    if isinstance(self.clipping, clipping_lib.Clipping):
-      clipping, specs = {_WHOLE: self.clipping}, {_WHOLE: specs}
-    else:
-      clipping = dict(self.clipping)
+    clipping = clipping_lib.parts_of(self.clipping)
+    if not isinstance(self.clipping, Mapping):
+      specs = {WHOLE: specs}
     share = 1.0 / len(clipping)  # See `clipping.largest_noise_multiplier`.
     return _UpdateParts(
       {

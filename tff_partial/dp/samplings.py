@@ -1,6 +1,6 @@
 """Sampling of cohorts, and its privacy cost per round."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import math
@@ -138,8 +138,9 @@ class FixedSizeSampling(Sampling):
 
   def __post_init__(self) -> None:
     check(
-      0 < self.clients_per_round <= self.population,
-      f'Clients in a round must be between 1 and {self.population}',
+      0 < self.clients_per_round <= self.population
+      and float(self.clients_per_round).is_integer(),
+      f'Clients in a round must be 1, 2, ... or {self.population}',
       self.clients_per_round,
     )
 
@@ -192,8 +193,8 @@ class OncePerTree(Sampling):
 
   def __post_init__(self) -> None:
     check(
-      self.rounds_per_tree > 0,
-      'A tree must have a positive number of rounds',
+      self.rounds_per_tree > 0 and float(self.rounds_per_tree).is_integer(),
+      'A tree must have a positive whole number of rounds',
       self.rounds_per_tree,
     )
 
@@ -244,7 +245,7 @@ def by_name(
     f'Clients in a round must be between 1 and {population}',
     clients_per_round,
   )
-  kinds = clipping.values() if isinstance(clipping, Mapping) else [clipping]
+  kinds = clipping_lib.parts_of(clipping).values()
   trees = [how for how in kinds if isinstance(how, clipping_lib.TreeNoise)]
   if bool(trees) != (name == OncePerTree.name):
     raise PrivacyError(
@@ -297,9 +298,14 @@ def event(
   `once` are noise multipliers of one-time releases about all clients, such as a
   mean that was computed before training.
   """
-  for noise in (*([noise_multiplier] if rounds else []), *once):
-    check(noise > 0.0, 'A noise multiplier must be positive', noise)
-  check(rounds >= 0, 'A number of rounds must not be negative', rounds)
+  own = [('noise_multiplier', noise_multiplier)] if rounds else []
+  for name, noise in (*own, *(('once', one) for one in once)):
+    clipping_lib.check_positive(noise, name)
+  check(
+    rounds >= 0 and float(rounds).is_integer(),
+    'A number of rounds must be a whole number, and not negative',
+    rounds,
+  )
   events = [
     dp_accounting.GaussianDpEvent(one / sampling.distance) for one in once
   ]
