@@ -65,7 +65,7 @@ def build_per_fed_avg(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  if adaptation_rate < 0.0 or delta <= 0.0:
+  if not (adaptation_rate >= 0.0 and delta > 0.0):
     raise SettingError(
       f'adaptation_rate={adaptation_rate}, delta={delta}: the rate must be 0 '
       'or more, the distance positive.'
@@ -103,7 +103,15 @@ def build_per_fed_avg(
         terms=(*training.terms, adapted_loss),
         use_model_loss=False,
       ),
-      Phase(train=(), on=training.on, loss=training.loss, measured=True),
+      Phase(
+        train=(),
+        on=training.on,
+        # A client that takes no step has no weight.
+        drop_remainder=training.drop_remainder,
+        batch_size=training.batch_size if training.drop_remainder else 20,
+        loss=training.loss,
+        measured=True,
+      ),
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizer,
