@@ -78,7 +78,7 @@ def build_fed_dbe(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  if not 0.0 <= penalty < float('inf') or collecting_rounds < 1:
+  if not 0.0 <= penalty < float('inf') or not collecting_rounds >= 1:
     raise SettingError(
       f'penalty={penalty}, collecting_rounds={collecting_rounds}: the penalty '
       'must be a finite number of 0 or more, and there must be a round.'

@@ -57,7 +57,7 @@ def build_moon(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  if not 0.0 <= penalty < float('inf') or temperature <= 0.0:
+  if not 0.0 <= penalty < float('inf') or not temperature > 0.0:
     raise SettingError(
       f'penalty={penalty}, temperature={temperature}: the penalty must be a '
       'finite number of 0 or more, the temperature positive.'

@@ -133,7 +133,7 @@ def _check(
 ) -> None:
   if option not in (1, 2):
     raise SettingError(f'option={option}: the paper has the options 1 and 2.')
-  if num_clients < 1 or learning_rate <= 0.0:
+  if not (num_clients >= 1 and learning_rate > 0.0):
     raise SettingError(
       f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
       'positive.'

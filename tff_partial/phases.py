@@ -47,10 +47,7 @@ def sgd(learning_rate: float) -> Optimizer:
   Raises:
     PhaseError: If the learning rate is negative or not finite.
   """
-  wrong = checked_numbers.why_not_finite(learning_rate)
-  if not wrong and learning_rate < 0:
-    wrong = f'expected a number that is not negative, found {learning_rate}'
-  if wrong:
+  if wrong := checked_numbers.why_negative(learning_rate):
     raise PhaseError(f'sgd: learning_rate: {wrong}.')
   return tff.learning.optimizers.build_sgdm(learning_rate)
 
@@ -244,7 +241,7 @@ class Phase:
         f'each round, or {KEPT!r} with the client.'
       )
     if not callable(self.rate_factor) and (
-      wrong := checked_numbers.why_not_finite(self.rate_factor)
+      wrong := checked_numbers.why_negative(self.rate_factor)
     ):
       raise PhaseError(f'rate_factor: {wrong}.')
 

@@ -57,9 +57,9 @@ def proximal(penalty: float, tier: str = tiers.GLOBAL) -> phases.Term:
   center = tiers.GLOBAL if tier == tiers.PERSONAL else tier
 
   def term(client: ClientContext) -> tf.Tensor:
-    if tier not in client.weights:
-      return tf.constant(0.0)
-    return penalty * _half_square(client.weights[tier], client.received[center])
+    return penalty * _half_square(
+      client.weights.get(tier, {}), client.received.get(center, {})
+    )
 
   return term
 
@@ -103,9 +103,7 @@ def l2(penalty: float, tier: str) -> phases.Term:
   (tier,) = tiers.check_tiers(tier, 'l2')
 
   def term(client: ClientContext) -> tf.Tensor:
-    if tier not in client.weights:
-      return tf.constant(0.0)
-    return penalty * _half_square(client.weights[tier])
+    return penalty * _half_square(client.weights.get(tier, {}))
 
   return term
 

@@ -915,6 +915,7 @@ def test_weights_that_are_no_numbers_are_noticed():
       {'train': (tiers.GLOBAL, tiers.PERSONAL)},
       "the loss does not depend on the 'global' weights where the model reads",
     ),
+    ({'rate_factor': -1.0}, 'rate_factor: expected a .* 0 or more, found -1.0'),
     (
       {'use_model_loss': False},
       'trains on nothing: use_model_loss=False, and no',

@@ -341,9 +341,19 @@ def test_a_round_in_which_no_client_counts_moves_nothing(build, model, clients):
 # ---- pFedMe ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(('rate', 'overshoots'), [(0.05, False), (0.1, True)])
-def test_p_fed_me_warns_of_steps_beyond_theta(rate, overshoots, model, caplog):
-  algorithms.build_p_fed_me(model, penalty=15.0, learning_rate=rate)
+@pytest.mark.parametrize(
+  ('rate', 'factor', 'overshoots'),
+  [(0.05, 1.0, False), (0.1, 1.0, True), (0.05, 2.0, True)],
+)
+def test_p_fed_me_warns_of_steps_beyond_theta(
+  rate, factor, overshoots, model, caplog
+):
+  algorithms.build_p_fed_me(
+    model,
+    penalty=15.0,
+    learning_rate=rate,
+    personal=Phase(optimizer=sgd(0.05), rate_factor=factor),
+  )
   assert ('w moves beyond theta' in caplog.text) == overshoots
 
 
@@ -391,6 +401,17 @@ def test_per_fed_avg(hessian_free, loss, times, model, clients):
       moves.append(local - w)
     w = w + _mean(moves, names)
   np.testing.assert_allclose(_global(state), w, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_of_clients_without_a_whole_batch_per_fed_avg_has_none(model, clients):
+  training = Phase(optimizer=sgd(_RATE), batch_size=4, drop_remainder=True)
+  process = baselines.build_per_fed_avg(model, training=training)
+  found = [
+    _global(planted.trained(process, clients, [names])[0])
+    for names in (['ann', 'dan'], ['ann'])
+  ]
+  np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 # ---- APFL --------------------------------------------------------------------
@@ -945,6 +966,7 @@ _PROTO = {'num_classes': 3, 'classes': _classes, **_FEATURES}
     ('fed_dyn', {'participation': 0.0}, 'participation=0.0: the share'),
     ('fed_dyn', {'penalty': 0.0}, 'penalty=0.0: the server moves by'),
     ('per_fed_avg', {'delta': 0.0}, 'delta=0.0: the rate must be 0'),
+    ('per_fed_avg', {'delta': float('nan')}, 'delta=nan: the rate must be 0'),
     ('fed_ala', {'adapted': 'head/.*'}, "unknown variable 'head/.*'"),
     *(
       ('apfl', {'mixture': mixture}, 'lies between 0 and 1')
@@ -954,6 +976,11 @@ _PROTO = {'num_classes': 3, 'classes': _classes, **_FEATURES}
       'moon',
       {'temperature': 0.0, **_FEATURES},
       'temperature=0.0: the penalty must',
+    ),
+    (
+      'moon',
+      {'temperature': float('nan'), **_FEATURES},
+      'temperature=nan: the penalty must',
     ),
     (
       'fed_dbe',

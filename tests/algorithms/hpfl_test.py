@@ -485,6 +485,11 @@ def test_row_means_keep_what_no_client_weighs(model):
       {'attributes': _KNOWN, 'drafts': drafts.Sums(2), 'tables': [_PUBLIC]},
       "'public/kernel' is no local",
     ),
+    ({'attributes': _KNOWN, 'drafts': drafts.Sums(2)}, 'no table to draft'),
+    (
+      {'attributes': _KNOWN, 'drafts': None, 'threshold': float('nan')},
+      'threshold: expected a finite number .* found nan',
+    ),
   ],
 )
 def test_tables_of_another_kind_are_refused(model, options, message):

@@ -78,8 +78,7 @@ def build_fed_rap(
       together.
   """
   for name, weight in (('difference', difference), ('sparsity', sparsity)):
-    wrong = checked_numbers.why_not_finite(weight)
-    if wrong or weight < 0:
+    if checked_numbers.why_negative(weight):
       raise SettingError(
         f'build_fed_rap: {name}={weight}: give a finite number of 0 or more.'
       )

@@ -44,6 +44,7 @@ import tensorflow as tf
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import tiers
+from tff_partial.arguments import checked_numbers
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Statistic
 from tff_partial.composition import Aggregation
@@ -142,6 +143,13 @@ def build_hpfl(
       together.
   """
   tables = tables if drafts else ()
+  if wrong := checked_numbers.why_negative(threshold):
+    raise SettingError(f'threshold: {wrong}.')
+  if drafts and not tables:
+    raise SettingError(
+      f'drafts={drafts}: there is no table to draft. Name some in `tables`, or '
+      'give drafts=None for HPFL-K.'
+    )
   _check(model, attributes, tables)
   train_on, measure_on = split or splits.by_mark('is_validation')
   shared = [

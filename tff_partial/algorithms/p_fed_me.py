@@ -60,12 +60,12 @@ def build_p_fed_me(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  if learning_rate * penalty > 1.0:
+  factor = 1.0 if callable(personal.rate_factor) else personal.rate_factor
+  if factor * learning_rate * penalty > 1.0:
     logging.warning(
-      'pFedMe: learning_rate=%g times penalty=%g is more than 1: w moves '
-      'beyond theta on each batch, and may diverge.',
-      learning_rate,
-      penalty,
+      'pFedMe: learning_rate=%g times rate_factor=%g and penalty=%g is more '
+      'than 1: w moves beyond theta on each batch, and may diverge.',
+      *(learning_rate, factor, penalty),
     )
   terms = (*personal.terms, moreau(penalty))
   return compose(

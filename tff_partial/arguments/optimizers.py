@@ -61,21 +61,21 @@ def is_scheduled(optimizer: Optimizer) -> bool:
   return type(optimizer) is type(schedule(_SGD, lambda step: 1.0))
 
 
-def has_rate(optimizer: Optimizer) -> bool:
-  """Return True if the optimizer has a learning rate that can be set."""
+def _settings(optimizer: Optimizer) -> Mapping[str, Any]:
+  """Return the hyperparameters of an optimizer, by name."""
   with tf.init_scope():
     state = optimizer.initialize(tf.TensorSpec([1], tf.float32))
-    return tff.learning.optimizers.LEARNING_RATE_KEY in optimizer.get_hparams(
-      state
-    )
+    return optimizer.get_hparams(state)
+
+
+def has_rate(optimizer: Optimizer) -> bool:
+  """Return True if the optimizer has a learning rate that can be set."""
+  return tff.learning.optimizers.LEARNING_RATE_KEY in _settings(optimizer)
 
 
 def rate_of(optimizer: Optimizer) -> float:
   """Return the learning rate of an optimizer that has one."""
-  with tf.init_scope():
-    state = optimizer.initialize(tf.TensorSpec([1], tf.float32))
-    rates = optimizer.get_hparams(state)
-    return float(rates[tff.learning.optimizers.LEARNING_RATE_KEY])
+  return float(_settings(optimizer)[tff.learning.optimizers.LEARNING_RATE_KEY])
 
 
 def in_words(setting: Any) -> str:
@@ -92,9 +92,7 @@ def in_words(setting: Any) -> str:
   if isinstance(setting, tff.learning.optimizers.Optimizer):
     name = type(setting).__name__.strip('_')
     try:
-      with tf.init_scope():
-        state = setting.initialize(tf.TensorSpec([1], tf.float32))
-        rates = {k: float(v) for k, v in setting.get_hparams(state).items()}
+      rates = {k: float(v) for k, v in _settings(setting).items()}
     except Exception:  # An optimizer may have any state, for any weights.
       return name
     said = (f'{rate}={value:.6g}' for rate, value in rates.items())
