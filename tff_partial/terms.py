@@ -4,7 +4,7 @@ A term is `(the client's context) -> scalar`: current weights, weights at the
 start of the round, the batch, what the server sends besides weights.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import tensorflow as tf
 
@@ -22,7 +22,8 @@ def _check_penalty(penalty: float, what: str) -> None:
 
 
 def _half_square(
-  weights: tiers.NamedTensors, center: tiers.NamedTensors | None = None
+  weights: Mapping[str, tf.Tensor],
+  center: Mapping[str, tf.Tensor] | None = None,
 ) -> tf.Tensor:
   """Return half the sum of squared distances from a center, or from zero."""
   return 0.5 * _total(
