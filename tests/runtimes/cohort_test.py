@@ -541,6 +541,16 @@ def test_a_secure_sum_refuses_what_is_above_its_maximum(jit):
       narrow_total([16, 1])
 
 
+def test_a_modular_sum_beyond_its_dtype_has_its_remainder():
+  @tff.federated_computation(_at_clients(np.int32))
+  def total(values):
+    return tff.federated_secure_modular_sum(values, 2**31 - 1)
+
+  with cohort(jit=False):
+    found = total([2**30] * 3)
+  assert (found, found.dtype) == (2**30 + 1, np.int32)
+
+
 # ---- threads, shapes, feeding ------------------------------------------------
 
 
@@ -861,6 +871,26 @@ def test_xla_is_not_tried_for_long_convolutions_on_a_cpu(
   with cohort(jit='auto', threads=1, choices=told):
     computation(values)
   assert tried[0] is True
+
+
+@pytest.mark.parametrize('jit', [0, 1])
+def test_zero_and_one_are_false_and_true(jit):
+  with cohort(jit=jit) as context:
+    _total_rows(_rows(3))
+  assert [*context.choices.values()] == [bool(jit)]
+  assert not context._chooser.is_undecided('any')
+  assert context._chooser._jit is bool(jit)
+
+
+def test_the_names_of_a_named_tuple_count_not_its_order():
+  pair = tff.StructType([('x', np.int32), ('y', np.int32)])
+  swapped = collections.namedtuple('swapped', 'y x')
+  other = collections.namedtuple('other', 'x z')
+  first = tff.tensorflow.computation(lambda both: both['x'], pair)
+  with cohort(jit=False):
+    assert first(swapped(y=1, x=2)) == 2
+    with pytest.raises(errors.ArgumentError, match=r"fields \['x', 'z'\]"):
+      first(other(x=1, z=2))
 
 
 @pytest.mark.slow

@@ -227,6 +227,8 @@ def test_without_ray_there_is_advice(monkeypatch):
 def test_there_must_be_a_worker():
   with pytest.raises(ValueError, match='workers=0'):
     runtimes.ray(workers=0)
+  with pytest.raises(ValueError, match='patience=nan'):
+    runtimes.ray(patience=np.nan)
 
 
 def test_errors_travel_with_all_that_they_know():

@@ -69,7 +69,8 @@ class Chooser:
       raise ValueError(
         f"Expected jit to be 'auto', True or False, found {jit!r}."
       )
-    self._jit, self._strict, self._threads = jit, strict, threads
+    self._jit: Jit = jit if jit == 'auto' else bool(jit)  # 0 and 1 are equal.
+    self._strict, self._threads = strict, threads
     self.choices: dict[str, bool] = dict(choices or {})
     self._lock = threading.Lock()
     self.num_compiled = 0
@@ -127,11 +128,10 @@ class Chooser:
     wanted = self._jit
     if wanted == 'auto':
       wanted = self.choices.get(name, 'auto')
-    if wanted is False:
-      self.choices[name] = False
-      return False
     is_for_xla = all(leaf.is_for_xla for leaf in loop.leaves)
-    if wanted == 'auto' and (loop.reads_sequences or not is_for_xla):
+    if wanted is False or (
+      wanted == 'auto' and (loop.reads_sequences or not is_for_xla)
+    ):
       self.choices[name] = False
       return False
     sample = make_sample()

@@ -36,10 +36,7 @@ if os.getppid() == int(sys.argv[1]):
   os.execv(sys.argv[2], sys.argv[2:])
 """
 
-
 _BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
-
-
 _CHANNEL_OPTIONS = (
   ('grpc.max_send_message_length', 2_000_000_000),
   ('grpc.max_receive_message_length', 2_000_000_000),
@@ -50,16 +47,9 @@ _CHANNEL_OPTIONS = (
   # A proxy in the environment must not be used for our own child.
   ('grpc.enable_http_proxy', 0),
 )
-
-
 _SECONDS_TO_START = 120
-
-
 _SIZES_KEPT = 4  # For instance: no clients, a cohort, two evaluations.
-
-
 ATTEMPTS = 3
-
 
 # Errors of the current invocation after which TFF retries. It retries forever,
 # even if the computation itself ends the worker.

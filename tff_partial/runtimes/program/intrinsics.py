@@ -146,17 +146,27 @@ def _secure_modular_sum(
 ) -> AggregateParts:
   value, modulus = parts
   total = _sum(value, evaluate)
+  # Wide, since a sum beyond its dtype would have another remainder.
+  wide = [tf.TensorSpec(s.shape, tf.int64) for s in total.accumulator]
 
   def report(sums: Sequence[tf.Tensor]) -> Nested:
     moduli = _for_each_leaf(evaluate(modulus), len(sums))
     return total.report(
       [
-        tf.math.mod(leaf, tf.cast(by, leaf.dtype))
-        for leaf, by in zip(sums, moduli, strict=True)
+        tf.cast(tf.math.mod(leaf, tf.cast(by, tf.int64)), spec.dtype)
+        for leaf, by, spec in zip(sums, moduli, total.accumulator, strict=True)
       ]
     )
 
-  return dataclasses.replace(total, report=report)
+  return dataclasses.replace(
+    total,
+    value=lambda: [
+      tf.cast(leaf, tf.int64) for leaf in typed_values.leaves(total.value())
+    ],
+    zero=lambda: typed_values.zeros(wide),
+    report=report,
+    accumulator=wide,
+  )
 
 
 # Every intrinsic from the clients to the server.

@@ -96,10 +96,12 @@ def ray(
 
   Raises:
     CohortRuntimeError: If Ray is not installed.
-    ValueError: If `workers` is less than one.
+    ValueError: If `workers` is less than one, or `patience` is no time.
   """
   if workers is not None and workers < 1:
     raise ValueError(f'Expected at least one worker, found workers={workers}.')
+  if not patience > 0:
+    raise ValueError(f'Expected more than no second, found {patience=}.')
   if importlib.util.find_spec('ray') is None:
     raise errors.CohortRuntimeError(
       "The Ray runtime needs Ray: pip install 'ray>=2.52,<2.60', or in a clone "

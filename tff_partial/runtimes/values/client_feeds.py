@@ -100,20 +100,11 @@ def pad(array: np.ndarray, size: int) -> np.ndarray:
   return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
 
 
-def read(
-  leaves: Callable[[], Sequence[np.ndarray]],
-  clients: int,
-  where: str,
-  size: int,
-) -> Feed:
-  """Read the leaves of clients where they run; see `fed`."""
-  return fed(leaves(), clients, where, size)
-
-
 def fed(
-  leaves: Sequence[np.ndarray], clients: int, where: str, size: int
+  read: Callable[[], Sequence[np.ndarray]], clients: int, where: str, size: int
 ) -> Feed:
-  """Return the feed of clients whose values were just read."""
+  """Read the leaves of clients where they run, and return their feed."""
+  leaves = read()
   check_lengths(leaves, clients, where)
   tensors = [pad(leaf, size) for leaf in leaves]
   return Feed(

@@ -110,7 +110,7 @@ class _Scattered(Clients):
   ) -> Callable[[], client_feeds.Feed]:
     read = self._values.take(positions).leaves
     return functools.partial(
-      client_feeds.read, read, len(positions), self._where, size
+      client_feeds.fed, read, len(positions), self._where, size
     )
 
 
@@ -135,7 +135,7 @@ class _OnDemand(Clients):
   def feed(self, positions: np.ndarray, size: int) -> client_feeds.Feed:
     read = self._read(positions.tolist()).stacked
     leaves = typed_values.leaves(self._reader.stacked(read, self._where))
-    return client_feeds.fed(leaves, len(positions), self._where, size)
+    return client_feeds.fed(lambda: leaves, len(positions), self._where, size)
 
 
 class _Listed(Clients):
@@ -248,7 +248,7 @@ class _UnreadGroup:
       client_feeds.read_fields, unread, given, self._reader, self._where
     )
     return functools.partial(
-      client_feeds.read, read, len(places), self._where, size
+      client_feeds.fed, read, len(places), self._where, size
     )
 
 

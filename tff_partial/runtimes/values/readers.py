@@ -119,6 +119,10 @@ class ValueReader:
       except TypeError:
         found = f'a {type(value).__name__}'
       else:
+        names = tff.structure.name_list_with_nones(container)
+        if None not in (*names, *self._names):
+          fields = dict(tff.structure.iter_elements(container))
+          return self.open(fields, *where)
         if len(container) == len(self._names):
           return list(container)
         found = f'{len(container)} elements'
