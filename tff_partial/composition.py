@@ -97,11 +97,12 @@ def compose(
 ) -> PartialProcess:
   """Build a process in which clients do the work and the server aggregates.
 
-  A client whose losses or weights are not all finite does not count: its update
-  and its weight are zero and its measurements are left out, except for
-  `num_not_finite`; it keeps its previous state. A client without measured
-  examples has the weight zero. Where no client counts, weights and the server
-  optimizer stay. If no phase trains a tier at the server, no update is sent.
+  A client whose losses, weights or statistics are not all finite does not
+  count: its update and its weight are zero and its measurements are left out,
+  except for `num_not_finite`; it keeps its previous state. A client without
+  measured examples has the weight zero. Where no client counts, weights and the
+  server optimizer stay. If no phase trains a tier at the server, no update is
+  sent.
 
   Args:
     model: The model to train.

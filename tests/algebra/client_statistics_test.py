@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import client_state
@@ -98,6 +99,34 @@ def _assert_learned_as_without(process: PartialProcess, state: Any) -> None:
 
 def _server(state: Any) -> Any:
   return np.asarray(state.client_work['server'])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('join', Join)
+def test_a_client_whose_statistic_is_no_number_does_not_count(model, join):
+  def summarize(client: ClientContext) -> Any:
+    is_bob = client.count == 2
+    mean = _mean_label(client)['mean']
+    return {'mean': tf.where(is_bob, np.nan, mean)}
+
+  statistic = _STATISTIC._replace(summarize=summarize, join=join)
+  process = _compose(model, statistics=[statistic])
+  output = planted.run(process, planted.cohort_of(process, _CLIENTS, 1))
+  metrics = planted.train_metrics(output)
+  assert (metrics['num_clients'], metrics['num_not_finite']) == (1, 1)
+  np.testing.assert_array_equal(_server(output.state), [2.5, 1.0])
+
+
+@pytest.mark.slow
+def test_a_mean_of_none_moves_no_statistic(model):
+  process = _compose(
+    model,
+    statistics=[_STATISTIC._replace(join=Join.WITH_UPDATE)],
+    aggregation=Aggregation(tff.aggregators.MeanFactory()),
+  )
+  clients = {'ann': {**_CLIENTS['ann'], 'y': np.full([4], np.nan)}}
+  output = planted.run(process, planted.cohort_of(process, clients, 1))
+  np.testing.assert_array_equal(_server(output.state), [0.0, 0.0])
 
 
 @pytest.mark.slow

@@ -880,6 +880,21 @@ def _in_three_ways() -> list[Client]:
 
 
 @pytest.mark.slow
+def test_a_measured_loss_that_is_no_number_is_noticed_beside_terms():
+  fields = _rated(4)
+  fields['y'][2] = np.nan
+  work = Phase(
+    (tiers.LOCAL,),
+    terms=(
+      lambda client: tf.reduce_sum(client.weight(tiers.LOCAL, 'user/vector')),
+    ),
+    use_model_loss=False,
+    measured=True,
+  )
+  assert not Client(planted.factorization(), work)(fields).is_finite
+
+
+@pytest.mark.slow
 def test_weights_that_are_no_numbers_are_noticed():
   # The loss is a number before the one step, and nobody looks at it after.
   fields = _rated(4)

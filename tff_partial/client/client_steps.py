@@ -127,11 +127,10 @@ def _descended(
     sums += changed
   optimizers[turn.place] = states
   # A sum is finite only if all its terms are.
-  moved_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
   return state._replace(
     optimizers=optimizers,
     trained=descent.replaced(state.trained, moved),
-    is_finite=tf.logical_and(state.is_finite, moved_finite),
+    is_finite=state.is_finite & descent.are_finite(sums),
   )
 
 
@@ -157,13 +156,9 @@ def _with_states(
     for tier, named in held.items()
     if tier != tiers.CLIENT_VALUES
   )
-  are_finite = [
-    tf.reduce_all(tf.math.is_finite(tensor))
-    for tensor in tf.nest.flatten(moved)
-  ]
   return state._replace(
     trained=descent.replaced(state.trained, moved),
-    is_finite=tf.reduce_all([state.is_finite, *are_finite]),
+    is_finite=state.is_finite & descent.are_finite(moved),
   )
 
 
@@ -335,7 +330,9 @@ class Steps:
           )
           for term in phase.terms:
             objective += term(context)
-      is_finite = tf.logical_and(state.is_finite, tf.math.is_finite(objective))
+      is_finite = state.is_finite & tf.math.is_finite(objective)
+      if turn.measured and not phase.use_model_loss:
+        is_finite &= tf.math.is_finite(value.total)
       state = state._replace(is_finite=is_finite)
       if mine:
         gradients = descent.connected(tape.gradient(objective, mine), mine)

@@ -103,6 +103,14 @@ def descend(
   return state, result, sums
 
 
+def are_finite(structure: Any) -> tf.Tensor:
+  """Return True if all floats of a structure are finite."""
+  tensors = map(tf.convert_to_tensor, tf.nest.flatten(structure))
+  floats = [tensor for tensor in tensors if tensor.dtype.is_floating]
+  found = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in floats]
+  return tf.reduce_all([True, *found])
+
+
 def replaced(weights: tiers.Weights, trained: tiers.Weights) -> tiers.Weights:
   """Return weights of all tiers, with newer values of some."""
   return collections.OrderedDict(

@@ -18,6 +18,7 @@ from tff_partial.client import optimizer_slots
 from tff_partial.client.client_steps import Steps
 from tff_partial.client.client_steps import TrainState
 from tff_partial.client.client_steps import Turn
+from tff_partial.client.descent import are_finite
 from tff_partial.client.descent import replaced
 from tff_partial.client.descent import trained_by
 from tff_partial.model import keras_metrics
@@ -261,13 +262,10 @@ def _solved(
   num_steps = dict(before.num_steps)
   for tier in phase.train:
     num_steps[tier] = num_steps.get(tier, 0) + 1
-  are_finite = [
-    tf.reduce_all(tf.math.is_finite(leaf)) for leaf in tf.nest.flatten(trained)
-  ]
   return before._replace(
     context=context._replace(weights=replaced(before.weights, trained)),
     num_steps=num_steps,
-    is_finite=tf.reduce_all([before.is_finite, *are_finite]),
+    is_finite=before.is_finite & are_finite(trained),
   )
 
 
@@ -283,9 +281,7 @@ def _overwritten(
         f'A client is to replace its {tier} weights {unknown}, but it holds '
         f'{list(done.weights.get(tier, {}))} there.'
       )
-  changed = [tensor for named in new.values() for tensor in named.values()]
-  are_finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in changed]
   return done._replace(
     context=done.context._replace(weights=replaced(done.weights, new)),
-    is_finite=tf.reduce_all([done.is_finite, *are_finite]),
+    is_finite=done.is_finite & are_finite(new),
   )

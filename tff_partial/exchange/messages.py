@@ -14,6 +14,7 @@ from tff_partial.client import client_metrics
 from tff_partial.client import client_work
 from tff_partial.client import local_training
 from tff_partial.client import work as work_lib
+from tff_partial.client.descent import are_finite
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import Outcome
@@ -88,17 +89,23 @@ def client_update(
       work.work, context, work.tables, sent.get('round')
     )
     result, weight = _weighed(result, spec.weighting)
-    zero_unless_finite = _zero_unless(result.is_finite)
-    weight = zero_unless_finite(weight)
-    update, ids = _update(work, spec, result, shared)
+    weight = zero_unless(result.is_finite)(weight)
     known = result.context._replace(
       outcome=Outcome(result.num_examples, result.num_steps, weight)
     )
+    said = [
+      (statistic, statistic.summarize(known))
+      for statistic in spec.statistics
+      if not statistic.after_update
+    ]
+    is_finite = result.is_finite & are_finite([value for _, value in said])
+    result = result._replace(is_finite=is_finite)
+    zero_unless_finite = zero_unless(is_finite)
+    weight = zero_unless_finite(weight)
+    update, ids = _update(work, spec, result, shared)
     statistics = collections.OrderedDict()
-    for statistic in spec.statistics:
-      if statistic.after_update:
-        continue
-      value = zero_unless_finite(statistic.summarize(known))
+    for statistic, value in said:
+      value = zero_unless_finite(value)
       if statistic.join is Join.WITH_UPDATE:
         update[statistic.name] = value
       else:
@@ -129,7 +136,7 @@ def _update(
   shared: Any,
 ) -> tuple[Any, Any]:
   """Return a client's update, and the ids of the rows in it."""
-  zero_unless_finite = _zero_unless(result.is_finite)
+  zero_unless_finite = zero_unless(result.is_finite)
   update: Any = collections.OrderedDict()
   ids: Any = collections.OrderedDict()
   for tier in spec.tiers:
@@ -177,7 +184,8 @@ def second_pass(
       known = known._replace(
         group=beside['group'], outcome=Outcome(tf.constant(0), {}, weight)
       )
-      return _zero_unless(weight > 0)(statistic.summarize(known))
+      value = statistic.summarize(known)
+      return zero_unless((weight > 0) & are_finite(value))(value)
 
   beside = {
     **sent,
@@ -187,7 +195,7 @@ def second_pass(
   return work.computation(summarize, beside)
 
 
-def _zero_unless(condition: tf.Tensor) -> Callable[[Any], Any]:
+def zero_unless(condition: tf.Tensor) -> Callable[[Any], Any]:
   """Return a function that replaces tensors by zeros unless `condition`."""
   return lambda structure: tf.nest.map_structure(
     lambda t: tf.where(condition, t, tf.zeros_like(t)), structure

@@ -11,6 +11,7 @@ from tff_partial import aggregators
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial.client import client_work
+from tff_partial.client.descent import are_finite
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
@@ -86,7 +87,9 @@ class JoinUpdates:
     self._chooses: dict[str, tff.Computation] = {}
     if self._aggregation is not None and self._with_update:
       joined = self._aggregation.next.type_signature.result.result.member
-      self._chooses = {name: chosen(joined, name) for name in self._with_update}
+      self._chooses = {
+        name: _chosen_if_finite(joined, name) for name in self._with_update
+      }
       self._tiers = _chosen_all(joined, tiers)
     if tiers:
       trained_type = server_type
@@ -166,6 +169,14 @@ class JoinUpdates:
 def chosen(structure: tff.Type, name: str) -> tff.Computation:
   """Make `(structure -> its element of that name)`."""
   return tff.tensorflow.computation(lambda joined: joined[name], structure)
+
+
+def _chosen_if_finite(structure: tff.Type, name: str) -> tff.Computation:
+  """Make `(structure -> its element)`; zeros for such as a mean of none."""
+  return tff.tensorflow.computation(
+    lambda joined: messages.zero_unless(are_finite(joined[name]))(joined[name]),
+    structure,
+  )
 
 
 def _chosen_all(structure: tff.Type, names: Sequence[str]) -> tff.Computation:
@@ -260,8 +271,7 @@ def averaged_states(
           # Beside a mean that moved far, rounding could make it negative.
           found = tf.maximum(found, 0.0)
         # Such as a mean of none, which the optimizer rejects, too.
-        is_finite = tf.reduce_all(tf.math.is_finite(found))
-        named[name] = tf.where(is_finite, found, before)
+        named[name] = tf.where(are_finite(found), found, before)
     return new
 
   return average
