@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import client_statistics
 from tff_partial import composition
@@ -454,6 +455,33 @@ def test_a_record_of_weight_zero_is_none():
     *(tf.constant(2), tf.zeros([2], tf.int32)),
   )
   assert sharing.records(client).numpy().tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+  'method',
+  [
+    drafts.Sums(2, join=client_statistics.Join.WITH_UPDATE),
+    drafts.ClientCenters(2, 2),
+  ],
+)
+@pytest.mark.parametrize('was_real', [False, True])
+def test_centers_stay_where_no_client_counts(model, method, was_real):
+  before = collections.OrderedDict(
+    rows=tf.constant([[1.0] * _ATTRIBUTES] * 2), is_real=tf.fill([2], was_real)
+  )
+  none = tf.zeros([2, _ATTRIBUTES])
+  joined = {
+    'rows': none,
+    'is_real': tf.fill([2], False),
+    'num_sent': 0,
+    'sums': none,
+    'counts': tf.zeros([2]),
+  }
+  state = {drafts.CENTERS: {_USERS: before}}
+  server = method.statistic(model, _USERS).update(
+    client_statistics.Server({}, state), joined
+  )
+  planted.assert_same(server.state[drafts.CENTERS][_USERS], before)
 
 
 def test_row_means_keep_what_no_client_weighs(model):

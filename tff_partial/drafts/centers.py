@@ -111,7 +111,14 @@ class ClientCenters:
         init=self.init,
         max_iterations=self.max_iterations,
       )
-      return _with_centers(server, table, found.centers, found.is_real)
+      before = server.state[CENTERS][table]
+      is_any = tf.reduce_any(found.is_real)  # Else no client counts.
+      return _with_centers(
+        server,
+        table,
+        tf.where(is_any, found.centers, before[ROWS]),
+        tf.where(is_any, found.is_real, before[IS_REAL]),
+      )
 
     return Statistic(
       f'drafts/{table}',
@@ -182,8 +189,9 @@ class Sums:
         rows = row_means.moved(
           before[ROWS], sums, counts, 1.0 / self.num_centers
         )
-        all_are = tf.ones_like(before[IS_REAL])
-        return _with_centers(server, table, rows, all_are)
+        # Shares of all rows are zero only if no client counts.
+        are_real = before[IS_REAL] | tf.reduce_any(counts != 0.0)
+        return _with_centers(server, table, rows, are_real)
       counts_enough = counts >= _LEAST
       means = sums / tf.where(counts_enough, counts, 1.0)[:, None]
       return _with_centers(
