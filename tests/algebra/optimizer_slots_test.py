@@ -16,8 +16,11 @@ from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import tiers
+from tff_partial.client import client_batches
 from tff_partial.client import client_work
 from tff_partial.client import optimizer_slots
+from tff_partial.client import work as work_lib
+from tff_partial.data import splits
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
@@ -162,6 +165,16 @@ def test_a_client_whose_round_failed_keeps_what_it_had():
   planted.assert_same(_train(process, 3)[1], _train(process, 2)[1])
 
 
+def test_what_is_kept_takes_steps_at_the_rate_of_the_phase():
+  first, idle = (
+    _process(optimizers.build_adam(rate), slots='kept') for rate in (_RATE, 0.0)
+  )
+  state, kept = _train(first, 1)
+  cohort = planted.cohort_of(idle, _clients(), 'seed')
+  output = planted.run(idle, cohort, state, kept)
+  planted.assert_same(_vectors(list(output.client_states)), _vectors(kept))
+
+
 # ---- schedules ---------------------------------------------------------------
 
 
@@ -184,6 +197,21 @@ def test_a_rate_may_follow_the_rounds():
     )
     planted.assert_same(list(output.client_states), list(wanted.client_states))
     state, kept = output.state, list(output.client_states)
+
+
+def test_a_round_without_epochs_has_no_step():
+  phase = Phase((tiers.LOCAL,), epochs=lambda done: 1 - done)
+  (own,) = work_lib.personal_phases([phase], planted.factorization(), 3)
+  assert own.max_steps == 0
+  for done, number in ((0, 1), (1, 0), (3, 0)):
+    batches = client_batches.Batches(
+      phase,
+      {'weight': tf.ones([5])},
+      splits.Chosen(tf.range(5), tf.constant(5)),
+      tf.zeros([2], tf.int32),
+      tf.constant(done),
+    )
+    assert batches.number == number
 
 
 def test_a_rate_that_follows_the_rounds_is_of_the_first_one():

@@ -38,13 +38,10 @@ class Batches:
     self._order, self._orders = chosen.order, None
     epochs = phase.epochs
     if callable(epochs):
-      epochs = tf.cast(epochs(round_number), tf.int32)
+      epochs = tf.maximum(tf.cast(epochs(round_number), tf.int32), 0)
     elif phase.shuffle:
       self._orders = tf.concat([*map(self._order_of, range(epochs))], 0)
-    self._size = self._capacity
-    if phase.batch_size is not None:
-      self._size = tf.constant(phase.batch_size)
-    self._static_size = phase.batch_size
+    self._size = phase.batch_size or self._capacity
     self.num_examples = chosen.count
     if phase.drop_remainder:
       self.num_examples -= chosen.count % self._size
@@ -78,10 +75,7 @@ class Batches:
     """
     number = tf.maximum(self._per_epoch, 1)  # An exact solve may have none.
     epoch, place = step // number, step % number
-    within = tf.range(
-      self._capacity if self._static_size is None else self._static_size
-    )
-    offsets = place * self._size + within
+    offsets = place * self._size + tf.range(self._size)
     is_real = offsets < self.num_examples
     places = tf.where(is_real, offsets, 0)
     if self._orders is None:
@@ -89,12 +83,6 @@ class Batches:
     else:
       chosen = tf.gather(self._orders, epoch * self._capacity + places)
     batch = collections.OrderedDict(
-      (
-        name,
-        tf.nest.map_structure(
-          lambda t: tf.gather(t, chosen), self._examples[name]
-        ),
-      )
-      for name in ('x', 'y', 'weight', 'places')
+      (name, self._examples[name]) for name in ('x', 'y', 'weight', 'places')
     )
-    return batch, is_real
+    return tf.nest.map_structure(lambda t: tf.gather(t, chosen), batch), is_real

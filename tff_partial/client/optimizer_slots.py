@@ -100,13 +100,16 @@ def begin(
   states = collections.OrderedDict()
   for tier, named in weights.items():
     optimizer = phase.optimizer_of(tier)
-    new = state = first_state(optimizer, named)
-    if tier in kept:
-      state = tf.nest.pack_sequence_as(new, tf.nest.flatten(kept[tier]))
-    if tf.is_tensor(factor) or factor != 1.0:
-      rate = optimizer.get_hparams(new)[phases.RATE]
-      given = collections.OrderedDict(optimizer.get_hparams(state))
+    state = first_state(optimizer, named)
+    # Rates and the like are those of the phase, not those that were kept.
+    given = collections.OrderedDict(optimizer.get_hparams(state))
+    has_factor = tf.is_tensor(factor) or factor != 1.0
+    if has_factor:
+      rate = given[phases.RATE]
       given[phases.RATE] = rate * tf.cast(factor, rate.dtype)
+    if tier in kept:
+      state = tf.nest.pack_sequence_as(state, tf.nest.flatten(kept[tier]))
+    if has_factor or tier in kept:
       state = optimizer.set_hparams(state, given)
     states[tier] = state
   return states

@@ -24,9 +24,11 @@ def _own_part(
   train = tuple(t for t in phase.train if t in {*tiers.CLIENTS} - absent)
   if not train:
     return None
-  epochs = phase.epochs
+  epochs, max_steps = phase.epochs, phase.max_steps
   if callable(epochs):
     epochs = int(epochs(tf.constant(rounds)))
+    if epochs < 1:  # In such a round the phase takes no step.
+      epochs, max_steps = 1, 0
   factor = phase.rate_factor
   if callable(factor):
     factor = float(factor(tf.constant(rounds)))
@@ -35,6 +37,7 @@ def _own_part(
     train=train,
     on=splits.everything(),
     epochs=epochs,
+    max_steps=max_steps,
     rate_factor=factor,
     slots=phases.RESET,
     measured=False,
