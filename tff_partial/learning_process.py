@@ -123,6 +123,9 @@ def _element_type(
       f'Batches lack the fields {missing}; they have {list(element_spec)}.'
     )
 
+  def paths(structure: Any) -> list[str]:
+    return sorted(path for path, _ in examples.leaves(structure))
+
   def check(found: Any, wanted: tf.TensorSpec) -> tf.TensorSpec:
     if not found.is_subtype_of(wanted):
       raise ValueError(f'{found!r} is not {wanted!r}')
@@ -131,6 +134,9 @@ def _element_type(
   fields = collections.OrderedDict(element_spec)
   for name in [n for n in expected if n in fields]:
     try:
+      # Of a tuple, `tf.nest` would take inputs by their names' alphabet.
+      if paths(fields[name]) != paths(expected[name]):
+        raise ValueError(f'{paths(fields[name])} are other inputs')
       fields[name] = tf.nest.map_structure(
         check, fields[name], expected[name], check_types=False
       )
@@ -229,7 +235,7 @@ def as_learning_process(
       or batches lack a field or have one of another type.
   """
   remembered = process.next.type_signature.parameter[1].member
-  if not isinstance(remembered, tff.StructType) or len(remembered):
+  if not processes.is_nothing(remembered):
     raise client_work.CompositionError(
       f'The clients of this process remember {remembered} from round to round. '
       'A `LearningProcess` has no place for it, so that clients would begin '

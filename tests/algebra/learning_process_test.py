@@ -16,6 +16,7 @@ from tests.support import planted
 from tff_partial import composition
 from tff_partial import phases
 from tff_partial import processes
+from tff_partial.algorithms import fed_avg
 from tff_partial.algorithms import fed_recon
 from tff_partial.client.client_work import CompositionError
 from tff_partial.client_state import persist_local
@@ -332,6 +333,18 @@ def _specs(**changes: Any) -> Any:
 def test_refuses_batches_that_do_not_fit(process, element_spec, message):
   with pytest.raises(CompositionError, match=message):
     as_learning_process(process, element_spec)
+
+
+def test_refuses_a_tuple_of_inputs_for_named_ones():
+  def build():
+    user, item = (tf.keras.Input([], name=name) for name in ('user', 'item'))
+    factors = [tf.keras.layers.Dense(1)(x[:, None]) for x in (user, item)]
+    return tf.keras.Model({'user': user, 'item': item}, sum(factors))
+
+  process = fed_avg.build_fed_avg(keras_models.from_keras(build, loss='mse'))
+  batches = _specs(x=(tf.TensorSpec([None], tf.float32),) * 2, time=None)
+  with pytest.raises(CompositionError, match="field 'x' as .*'user'"):
+    as_learning_process(process, batches)
 
 
 @pytest.mark.slow
