@@ -155,6 +155,11 @@ def fixture_device(loaded) -> dict[str, running.Runner]:
   return loaded
 
 
+def test_texts_are_padded_with_empty_ones():
+  for dtype in (object, 'U2'):
+    assert running.padded(np.array(['ab'], dtype), 2).tolist() == ['ab', '']
+
+
 # ---- the same as the simulation ----------------------------------------------
 
 
@@ -170,6 +175,16 @@ def test_a_device_reconstructs_as_the_simulation_does(case, device):
       found[name], case.expected[variable], rtol=0, atol=1e-6
     )
     assert np.abs(found[name] - first[name]).max() > 1e-3  # It did train.
+
+
+@pytest.mark.slow
+def test_a_device_whose_steps_end_in_no_number_keeps_what_it_had(tmp_path):
+  case = _exported('normalized', _PHASE, tmp_path / 'exported')
+  y = np.full_like(case.support['y'], np.nan)
+  for path in case.exported.paths.values():
+    device = running.load(path)
+    trained = device['train'](**case.support)
+    planted.assert_same(device['train'](**{**case.support, 'y': y}), trained)
 
 
 @pytest.mark.slow

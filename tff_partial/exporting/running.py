@@ -50,11 +50,14 @@ def _of_saved_model(saved: Any, name: str) -> Runner:
 
 
 def padded(array: Any, size: int) -> np.ndarray:
-  """Pad examples with zeros at the end to a given number.
+  """Pad examples at the end to a given number, with zeros or empty texts.
 
   Args:
     array: `[examples, ...]`; those beyond `size` are cut off.
     size: Number of examples.
   """
   array = np.asarray(array)[:size]
-  return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))
+  empty = np.zeros([size - len(array), *array.shape[1:]], array.dtype)
+  if array.dtype == object:
+    empty[...] = ''
+  return np.concatenate([array, empty])

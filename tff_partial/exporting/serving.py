@@ -179,7 +179,8 @@ class Serving(tf.Module):
     steps = self._traced(self._reconstruct, {**support, **local})
     if self._work:
       made[RECONSTRUCT] = self._traced(
-        lambda given: steps(*given.values(), *self._first_tensors()), support
+        lambda given: steps(*given.values(), *self._first_tensors().values()),
+        support,
       )
       made[TRAIN] = self._traced(
         lambda given: self._keep(
@@ -191,10 +192,7 @@ class Serving(tf.Module):
       lambda given: self._predict(self._state(), given), asked
     )
     made[RESET] = self._traced(
-      lambda given: self._keep(
-        dict(zip(self._first, self._first_tensors(), strict=True))
-      ),
-      {},
+      lambda given: self._keep(self._first_tensors()), {}
     )
     made[RESTORE] = self._traced(
       lambda given: self._keep(self._local_of(given)), local
@@ -217,8 +215,8 @@ class Serving(tf.Module):
       *(tf.TensorSpec(s.shape, s.dtype, name) for name, s in specs.items()),
     )
 
-  def _first_tensors(self) -> list[tf.Tensor]:
-    return [tf.constant(value) for value in self._first.values()]
+  def _first_tensors(self) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(value) for name, value in self._first.items()}
 
   def _local_of(self, given: Tensors) -> dict[str, tf.Tensor]:
     return {
@@ -311,5 +309,12 @@ class Serving(tf.Module):
       tf.constant(self._seed),
       server=_NoServer(),
     )
-    done = local_training.run(self._work, context)
-    return self._named(done.weights[tiers.LOCAL])
+    done = local_training.run(self._work, context).weights[tiers.LOCAL]
+    # A client whose weights are not finite keeps those that it had. TFLite has
+    # no operation `IsFinite`.
+    are_finite = [tf.abs(t) <= t.dtype.max for t in done.values()]
+    is_finite = tf.reduce_all([tf.reduce_all(each) for each in are_finite])
+    before = weights[tiers.LOCAL]
+    return self._named(
+      {n: tf.where(is_finite, t, before[n]) for n, t in done.items()}
+    )
