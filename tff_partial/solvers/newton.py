@@ -209,10 +209,6 @@ class _Problem:
     )
     return tf.cast(value, change.dtype) + penalty(self._precision, change)
 
-  def _prior(self, change: tf.Tensor) -> tf.Tensor:
-    """Return the prior's precision times a change."""
-    return _times(self._precision, change)
-
   def _rest(
     self, change: tf.Tensor
   ) -> tuple[tf.GradientTape, tf.Tensor, tf.Tensor]:
@@ -262,7 +258,7 @@ class _Direct(_Problem):
       transpose_b=True,
     )
     gradient = tf.reduce_sum(jacobian * slopes, [1, 2])
-    gradient += 2.0 * self._prior(change)
+    gradient += 2.0 * _times(self._precision, change)
     precision = self._precision
     if precision.shape.rank == 0:
       precision *= tf.eye(size, dtype=change.dtype)
@@ -294,7 +290,7 @@ class _ByProducts(_Problem):
     )
     pulled = self._linearized.pulled
     gradient = tf.cast(pulled(slopes), change.dtype)
-    gradient += 2.0 * self._prior(change)
+    gradient += 2.0 * _times(self._precision, change)
     rest = None
     if self._objective.rest is not None:
       rest = self._rest(change)
@@ -313,7 +309,7 @@ class _ByProducts(_Problem):
           output_gradients=small,
           unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-      return tf.cast(found, change.dtype) + 2.0 * self._prior(way)
+      return tf.cast(found, change.dtype) + 2.0 * _times(self._precision, way)
 
     def solve(right: tf.Tensor) -> tf.Tensor:
       found = linear_systems.solve_by_products(product, right[:, 0])
