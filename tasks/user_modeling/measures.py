@@ -191,14 +191,11 @@ class _Users:
     for way, parts in self._hidden.items():
       hidden = np.concatenate(parts)
       given, predicted = map(np.concatenate, (self._given, self._predicted))
-      is_finite = np.isfinite(hidden).all()
       for name, printed in (('', False), ('_printed', True)):
-        doa = gain = float('nan')
-        if is_finite:
-          doa = ranking.degree_of_agreement(
-            hidden, given, self._clients, tie=0.0 if printed else 0.5
-          )
-          gain = ranking.ndcg(hidden, predicted, shift=not printed)
+        doa = ranking.degree_of_agreement(
+          hidden, given, self._clients, tie=0.0 if printed else 0.5
+        )
+        gain = ranking.ndcg(hidden, predicted, shift=not printed)
         found.update({f'doa{name}{way}': doa, f'ndcg{name}{way}': gain})
     return found
 
@@ -213,7 +210,5 @@ def _similarity(
   values = []
   for name in names:
     components = {client: public[name] for _, client, public in clients}
-    if not all(np.isfinite(own).all() for own in components.values()):
-      return {'similarity': float('nan')}
     values.append(similarity.dissimilarity(components))
   return {'similarity': float(np.mean(values))}

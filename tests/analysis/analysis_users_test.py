@@ -103,6 +103,8 @@ def test_numbers_come_in_their_order():
   found = confusion.confusion([10, 9, 2], [10, 9, 2])
   assert found.classes == found.groups == ('2', '9', '10')
   assert found.purity == found.accuracy == 1.0
+  # Numbers that read alike are the same name.
+  assert confusion.confusion([0.0, 1.0], [0, 1]).accuracy == 1.0
 
 
 @pytest.mark.slow
@@ -120,6 +122,7 @@ def test_matrices_are_drawn(tmp_path):
     ([1], [1, 2], 'of the same users, at least one'),
     (['a', None], [1, 2], 'truth: missing for 1 of 2 users, first at place 1'),
     ([1, 2], [np.nan, 2], 'assigned: missing for 1 of 2 users'),
+    (['a', np.nan], [1, 2], 'truth: missing for 1 of 2 users, first at place'),
   ],
 )
 def test_what_makes_no_matrix_is_refused(truth, assigned, expected):

@@ -15,6 +15,7 @@ from scipy import optimize
 
 from tff_partial.analysis import figures
 from tff_partial.analysis.errors import AnalysisError
+from tff_partial.data import vocabularies
 
 # The largest matrices into which numbers are written.
 _WRITTEN = 12
@@ -92,7 +93,7 @@ def confusion(truth: Sequence[Any], assigned: Sequence[Any]) -> Confusion:
       f'{len(assigned)}. Give both of the same users, at least one.'
     )
   for name, values in (('truth', truth), ('assigned', assigned)):
-    if missing := np.flatnonzero(pd.isna(np.asarray(values))).tolist():
+    if missing := np.flatnonzero(pd.isna(np.asarray(values, object))).tolist():
       raise AnalysisError(
         f'{name}: missing for {len(missing)} of {len(truth)} users, first at '
         f'place {missing[0]}. Leave these users out of both.'
@@ -101,8 +102,8 @@ def confusion(truth: Sequence[Any], assigned: Sequence[Any]) -> Confusion:
   counts = pd.crosstab(np.asarray(truth), np.asarray(assigned))
   return Confusion(
     counts.to_numpy(np.int64),
-    tuple(map(str, counts.index)),
-    tuple(map(str, counts.columns)),
+    tuple(map(vocabularies.as_text, counts.index)),
+    tuple(map(vocabularies.as_text, counts.columns)),
   )
 
 

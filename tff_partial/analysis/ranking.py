@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tff_partial.analysis.errors import AnalysisError
+
 
 def mean_answers(
   user: np.ndarray,
@@ -29,8 +31,20 @@ def mean_answers(
 
   Returns:
     float64 `[users, attributes]`; NaN where a user answered no such item.
+
+  Raises:
+    AnalysisError: If a user or an attribute is beyond its number.
   """
   user, attributes, answer = map(np.asarray, (user, attributes, answer))
+  for what, ids, number in (
+    ('user', user, num_users),
+    ('attribute', attributes, num_attributes),
+  ):
+    if ids.size and ids.max() >= number:
+      raise AnalysisError(
+        f'mean_answers: {what} {ids.max()} is none of {number}, which are '
+        f'counted from 0. Give num_{what}s={ids.max() + 1} or more.'
+      )
   record, column = np.nonzero(attributes >= 0)
   attribute = attributes[record, column]
   cell = user[record].astype(np.int64) * num_attributes + attribute
@@ -65,7 +79,7 @@ def degree_of_agreement(
   are left out.
 
   Args:
-    hidden: h, floats `[users, attributes]`, all finite.
+    hidden: h, floats `[users, attributes]`.
     answers: The users' mean answers g, `[users, attributes]`, NaN where a user
       answered no such item; see `mean_answers`.
     clients: The client of each user, `[users]`.
@@ -73,9 +87,11 @@ def degree_of_agreement(
 
   Returns:
     DOA, from 0 to 1: the mean over the attributes that have pairs; NaN if there
-    is none.
+    is none, or h is not finite.
   """
   hidden, answers = (np.asarray(x, np.float64) for x in (hidden, answers))
+  if not np.isfinite(hidden).all():
+    return float('nan')
   client = np.unique(clients, return_inverse=True)[1]
   shares = np.full(hidden.shape[1], np.nan)
   for k in range(hidden.shape[1]):
@@ -116,15 +132,17 @@ def ndcg(
   at most 1, and adding a constant to all h of a user changes nothing.
 
   Args:
-    hidden: h, floats `[users, attributes]`, all finite.
+    hidden: h, floats `[users, attributes]`.
     predicted_order: The users' mean predicted answers, `[users, attributes]`,
       NaN where there is none; see `mean_answers`.
     shift: False for gains of h itself, as printed.
 
   Returns:
-    The mean over the users who have one; NaN if none has.
+    The mean over the users who have one; NaN if none has, or h is not finite.
   """
   hidden = np.asarray(hidden, np.float64)
+  if not np.isfinite(hidden).all():
+    return float('nan')
   predicted_order = np.asarray(predicted_order, np.float64)
   discounts = 1.0 / (np.log2(np.arange(1, hidden.shape[1] + 1)) + 1.0)
   gains = np.full(len(hidden), np.nan)

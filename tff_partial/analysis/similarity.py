@@ -24,17 +24,12 @@ def dissimilarity(components: Mapping[str, np.ndarray]) -> float:
 
   Returns:
     A number from 0, if all clients' vectors have the same directions, to twice
-    the number of pairs.
+    the number of pairs; NaN if a component is not finite.
   """
-  total = np.zeros(np.shape(next(iter(components.values()))))
-  num_zeros = 0
-  for component in components.values():
-    vectors = np.asarray(component, np.float64)
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    num_zeros += int((norms == 0.0).sum())
-    total += np.divide(
-      vectors, norms, out=np.zeros_like(vectors), where=norms > 0.0
-    )
+  vectors = np.stack([np.asarray(c, np.float64) for c in components.values()])
+  norms = np.linalg.norm(vectors, axis=2, keepdims=True)
+  num_zeros = np.count_nonzero(norms == 0.0)
+  total = np.divide(vectors, np.where(norms == 0.0, 1.0, norms)).sum(axis=0)
   # The cosines of all pairs of clients, their own included, add up to the
   # square of the norm of the summed directions.
   num_attributes = max(len(total), 1)

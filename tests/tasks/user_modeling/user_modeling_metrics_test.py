@@ -16,6 +16,7 @@ from tasks.user_modeling import measures
 from tff_partial import random_bits
 from tff_partial.analysis import ranking
 from tff_partial.analysis import similarity
+from tff_partial.analysis.errors import AnalysisError
 
 _NAN = float('nan')
 
@@ -34,6 +35,11 @@ def test_mean_answers():
   np.testing.assert_array_equal(
     found, [[2.5, 4.0, _NAN], [_NAN, _NAN, _NAN], [_NAN, 3.0, _NAN]]
   )
+
+
+def test_an_attribute_beyond_the_number_is_not_that_of_the_next_user():
+  with pytest.raises(AnalysisError, match=r'attribute 2 is none of 2.*=3 or'):
+    ranking.mean_answers([0, 1], [[2], [1]], [5.0, 1.0], 2, 2)
 
 
 # ---- degree of agreement -----------------------------------------------------
@@ -109,6 +115,15 @@ def test_attributes_without_prediction_and_users_with_nothing_are_left_out():
   )
   assert found == 0.5
   assert math.isnan(ranking.ndcg(np.ones([1, 2]), np.ones([1, 2])))
+
+
+def test_what_is_not_finite_has_no_measure():
+  hidden, answers = [[1.0], [_NAN], [3.0]], [[1.0], [2.0], [3.0]]
+  assert math.isnan(ranking.degree_of_agreement(hidden, answers, [*'abc']))
+  hidden, answers = [[1.0, 2.0], [_NAN, 1.0]], [[1.0, 2.0], [1.0, 2.0]]
+  assert math.isnan(ranking.ndcg(hidden, answers))
+  components = {'a': np.full([1, 2], _NAN), 'b': np.ones([1, 2])}
+  assert math.isnan(similarity.dissimilarity(components))
 
 
 def test_ndcg_follows_the_loop_and_adding_a_constant_changes_nothing():
