@@ -30,6 +30,7 @@ from tff_partial.training import checkpoints
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
+from tff_partial.training import run_settings
 from tff_partial.training import run_state
 from tff_partial.training import sampling
 from tff_partial.training.errors import ProgramError
@@ -506,6 +507,32 @@ class _Changing(small_runs.Spy):
     if len(self.cohorts) == self._last:
       self._clients = self._after
     return super().cohort(client_ids, seeds)
+
+
+@pytest.mark.parametrize(
+  'rule', [{'rounds': 0}, {'factor': math.nan}, {'share_not_finite': 1.5}]
+)
+def test_a_rule_that_ends_all_runs_or_none_is_refused(rule):
+  with pytest.raises(ProgramError, match='give a factor of 1 or more'):
+    programs.StoppingRule(**rule)
+
+
+def test_a_selection_without_validation_is_refused(plain):
+  with pytest.raises(ProgramError, match='select=.* without validation'):
+    plain.train(validation=None, select=programs.Selection('loss'))
+
+
+@pytest.mark.slow
+def test_phases_that_swap_their_numbers_are_another_process(plain):
+  def described(**options):
+    return run_settings.of_process(
+      tff_partial.algorithms.build_fed_recon(plain.process.model, **options)
+    )
+
+  first = described(reconstruction_epochs=1, update_epochs=3)
+  other = described(reconstruction_epochs=3, update_epochs=1)
+  with pytest.raises(ProgramError, match='which phase has which'):
+    run_settings.check(first, other, 'out')
 
 
 # Ratings of this size leave losses finite for a while, or not at all.

@@ -150,6 +150,7 @@ def check(
   """
   if checkpoint_every is None:
     checkpoint_every = evaluate_every
+  _check_kinds(validation, select, stop)
   select = select or Selection()
   _check_positive(
     rounds=rounds,
@@ -160,7 +161,6 @@ def check(
     wrong = checked_numbers.why_not_whole(value)
     if wrong:
       raise ProgramError(f'{name}: {wrong}.')
-  _check_kinds(validation, select, stop)
   callbacks_lib.check(
     callbacks, None if validation is None else validation.metrics
   )
@@ -214,10 +214,15 @@ def _check_kinds(validation: Any, select: Any, stop: Any) -> None:
   if validation is not None:
     evaluation_sets.check_kind(validation)
   for name, value, kind, expected in (
-    ('select', select, Selection, "`Selection('loss')`"),
+    ('select', select, Selection | None, "`Selection('loss')`"),
     ('stop', stop, StoppingRule | None, '`StoppingRule(rounds=5)`'),
   ):
     spelling.check_kind(name, value, kind, expected, ProgramError)
+  if select is not None and validation is None:
+    raise ProgramError(
+      f'select={select}: without validation there is no round to select. Pass '
+      'one, or leave it out.'
+    )
 
 
 @runtimes.ours()
@@ -258,7 +263,7 @@ def load(
     settings,
     {
       **settings,
-      'process': run_settings.of_process(process),
+      **run_settings.of_process(process),
       **({run_settings.RELEASED: released} if released else {}),
     },
     output_dir,

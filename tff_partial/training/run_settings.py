@@ -1,11 +1,16 @@
 """Settings of a run, so that no other resumes from its checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import numbers
 from typing import Any
 
+import tensorflow_federated as tff
+
+from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial.data import cohorts
+from tff_partial.solvers.exact import Exact
 from tff_partial.training import fingerprints
 from tff_partial.training import training_loop
 from tff_partial.training.errors import ProgramError
@@ -14,8 +19,10 @@ from tff_partial.training.errors import ProgramError
 _CLIENTS_COMPARED = 64
 # Descriptions of settings whose values alone mean nothing.
 RELEASED = 'released'
-_LATER = RELEASED, 'validation remembering'
+_PHASES = 'phases of the process'
+_LATER = RELEASED, 'validation remembering', _PHASES
 _SETTINGS = {
+  _PHASES: 'process (which phase has which learning rate, epochs or steps)',
   'process': 'process (algorithm, model, optimizers or learning rates)',
   'examples': "clients' examples",
   RELEASED: 'release before the first round, such as a private vocabulary,',
@@ -40,7 +47,7 @@ def describe(loop: training_loop.TrainingLoop) -> dict[str, str]:
     'evaluate_every': str(loop.evaluate_every),
     'select': str(loop.select),
     'privacy': 'None',
-    'process': of_process(loop.process),
+    **of_process(loop.process),
     **_described(loop.clients, sample),
   }
   if select_clients is not None:
@@ -69,11 +76,34 @@ def describe(loop: training_loop.TrainingLoop) -> dict[str, str]:
   }
 
 
-def of_process(process: processes.PartialProcess) -> str:
-  """Return the fingerprint of a process."""
-  return fingerprints.of_computations(
-    process.initialize, process.next, process.initialize_client
-  )
+def of_process(process: processes.PartialProcess) -> dict[str, str]:
+  """Describe a process: by its fingerprint, and by its phases in their order.
+
+  A fingerprint is of operations in no order, so that it is the same if two
+  phases swap their learning rates, epochs or steps.
+  """
+  work = process.work.work if process.work is not None else ()
+  return {
+    'process': fingerprints.of_computations(
+      process.initialize, process.next, process.initialize_client
+    ),
+    _PHASES: '; '.join(
+      ', '.join(_numbers(phase)) for phase in phases.all_phases(work)
+    ),
+  }
+
+
+def _numbers(value: Any, name: str = '') -> Iterator[str]:
+  """Yield the numbers of a phase and of its optimizers, by their names."""
+  if isinstance(value, numbers.Real):
+    yield f'{name.strip()} {float(value):.7g}'
+  elif isinstance(
+    value, (phases.Phase, Exact, tff.learning.optimizers.Optimizer)
+  ):
+    value = vars(value)
+  if isinstance(value, Mapping):
+    for inner, part in value.items():
+      yield from _numbers(part, f'{name} {inner}')
 
 
 def _described(

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 from tff_partial import evaluation
+from tff_partial.arguments import checked_numbers
+from tff_partial.training.errors import ProgramError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,16 @@ class StoppingRule:
   factor: float = 3.0
   share_not_finite: float = 0.5
   rounds: int = 5
+
+  def __post_init__(self) -> None:
+    are_usual = self.factor >= 1 and 0 <= self.share_not_finite <= 1
+    if checked_numbers.why_not_whole(self.rounds) or not (
+      are_usual and self.rounds >= 1
+    ):
+      raise ProgramError(
+        f'{self}: give a factor of 1 or more, a share from 0 to 1, and a whole '
+        'number of rounds from 1.'
+      )
 
   def has_diverged(
     self,
