@@ -255,6 +255,15 @@ def test_clients_may_be_named_by_numbers(store):
   assert store.delete(7) and store.client(np.int64(7)) is None
 
 
+def test_a_client_is_found_and_forgotten_by_its_text_before_a_save(store):
+  ids = [np.int64(7)]
+  store.write(ids, take_part(store.read(ids)))
+  assert store.client('7') is not None
+  assert store.delete('7')
+  store.save(1)
+  assert store.client(7) is None
+
+
 def test_every_bit_is_kept(store):
   odd = np.array([np.nan, -np.inf, -0.0, 1e-45, 3.4e38], np.float32)
   odd[0] = np.array([0x7FC12345], np.uint32).view(np.float32)[0]

@@ -19,7 +19,10 @@ from tff_partial.training.client_store import state_table
 
 
 class FreshStates:
-  """Sources of the newest states of some clients."""
+  """Sources of the newest states of some clients.
+
+  A number that names a client is kept as its text, as in the file.
+  """
 
   def __init__(self, specs: Sequence[tf.TensorSpec]):
     """Start without any."""
@@ -34,7 +37,7 @@ class FreshStates:
 
   def __contains__(self, client_id: str) -> bool:
     """Return True if the newest state of a client is here."""
-    return client_id in self._places
+    return str(client_id) in self._places
 
   @property
   def num_bytes(self) -> int:
@@ -43,6 +46,7 @@ class FreshStates:
 
   def write(self, client_ids: Sequence[str], states: sources.Scattered) -> None:
     """Take the states of some clients."""
+    client_ids = list(map(str, client_ids))
     self._unsaved.update(dict.fromkeys(client_ids))
     is_here = np.array([s.is_in_memory for s in states.sources], bool)
     is_here = is_here[states.which]
@@ -74,7 +78,7 @@ class FreshStates:
 
   def read(self, client_ids: Sequence[str]) -> sources.Scattered:
     """Return the states of clients, which must all be here."""
-    places = [self._places[client] for client in client_ids]
+    places = [self._places[str(client)] for client in client_ids]
     found = {id(source): source for source, _ in places}
     numbers = {key: number for number, key in enumerate(found)}
     states = sources.Scattered(
@@ -117,6 +121,7 @@ class FreshStates:
     Raises:
       CohortRuntimeError: If a file cannot be written.
     """
+    client_id = str(client_id)
     self._unsaved.pop(client_id, None)
     newest = self._places.pop(client_id, None)  # Keeps its file until erased.
     if newest is not None:
