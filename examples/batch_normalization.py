@@ -51,10 +51,10 @@ for method, norm, parts in (
   own = algorithms.build_fed_bn_eval(model, split=half, estimate=has_averages)
   old, other = (tff_partial.pack(c, plain.example_spec) for c in (seen, new))
   run = tff_partial.train(process, old, rounds=rounds, clients_per_round=8)
-  store = run.client_store
   for what, clients in {'seen': old, 'new': other}.items():
     keeps = what == 'seen' and not process.is_stateless
     for how, measure in {'as trained': plain, 'own averages': own}.items():
       tests = EvaluationSet(measure, clients, remembering=keeps)
+      store = run.client_store if keeps else None
       found = tff_partial.evaluate(tests, run.weights, client_store=store)
       print(f'{method}, {what}, {how}: {found["accuracy"]:.3f}')

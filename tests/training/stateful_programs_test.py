@@ -31,6 +31,7 @@ from tff_partial.dp import privacy_plans
 from tff_partial.exchange import messages
 from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.training import checkpoints
+from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
 from tff_partial.training import sampling
 from tff_partial.training.client_store import client_store
@@ -379,12 +380,15 @@ def test_a_run_with_more_rounds_finds_the_clients_of_an_earlier_best(
 
 
 @pytest.mark.slow
-def test_seen_users_know_more_than_new_ones(world):
+def test_seen_users_know_more_than_new_ones(world, caplog):
   result = world.train(rounds=60, evaluate_every=60)
+  evaluation_sets._warn.cache_clear()  # It warns once.
   exam = world.validation
   seen = programs.evaluate(exam, result.weights, 0, result.client_store)
   begin_anew = programs.EvaluationSet(exam.evaluation, exam.clients)
+  assert 'is not read' not in caplog.text
   new = programs.evaluate(begin_anew, result.weights, 0, result.client_store)
+  assert '`client_store` is not read' in caplog.text
   assert new == programs.evaluate(begin_anew, result.weights)
   assert seen['num_examples'] == new['num_examples']
   assert seen['loss'] < 0.5 * new['loss']

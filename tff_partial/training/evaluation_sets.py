@@ -135,7 +135,8 @@ def evaluate(
       was trained, such as one with a row for each user, weights are matched by
       name.
     seed: The run's seed; a client's draws follow from it and its id.
-    client_store: Client states, for a set that is `remembering`.
+    client_store: Client states, for a set that is `remembering`; others do not
+      read it, which causes a warning once.
     on_clients: Called with each client's values: metric name to client id to
       value, for the measured clients. `pandas.DataFrame` makes a table of it,
       with a row for each client.
@@ -155,6 +156,13 @@ def evaluate(
   """
   check_kind(evaluation_set)
   _check_finite(weights_of(evaluation_set.evaluation.model, weights))
+  reads = evaluation_set.remembering or evaluation_set.evaluation.is_stateless
+  if client_store is not None and not reads:
+    _warn(
+      'evaluate: `client_store` is not read: the evaluation set has '
+      '`remembering=False`, so that all its clients are measured as new ones. '
+      'For those that took part, pass `remembering=True`.'
+    )
   found = measure(
     evaluation_set, weights, seed, client_store, on_clients, server_state
   )

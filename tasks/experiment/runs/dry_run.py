@@ -228,7 +228,7 @@ def _seconds(
       validation,
       trained.weights,
       config.seed,
-      trained.client_store,
+      trained.client_store if validation.remembering else None,
       server_state=trained.server_state,
     )
     durations.append(time.perf_counter() - begun)

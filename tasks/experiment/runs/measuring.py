@@ -29,6 +29,8 @@ def evaluate(
     Pooled metrics by name, and under `per_client` their distribution.
   """
   measure = evaluation_sets.measure if has_diverged else programs.evaluate
+  if not clients.remembering:
+    client_store = None
   measured = measure(
     clients, weights, seed, client_store, server_state=server_state
   )
