@@ -20,14 +20,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial._environment import require_tff
+from tff_partial.training import files
 from tff_partial.training import saved_variables
 from tff_partial.training.errors import RunError
-from tff_partial.training.files import ANOTHER
-from tff_partial.training.files import first_line
-from tff_partial.training.files import for_owner_only
-from tff_partial.training.files import locked
-from tff_partial.training.files import NUM_KEPT
-from tff_partial.training.files import writing
 
 _Result = TypeVar('_Result')
 _PREFIX = 'round_'
@@ -117,16 +112,18 @@ class Checkpoints:
     self._loop = loop
     self._writable = writable
     self._lock: int | None = None
-    with writing(f'Cannot write checkpoints to {self._folder}', ANOTHER):
+    with files.writing(
+      f'Cannot write checkpoints to {self._folder}', files.ANOTHER
+    ):
       if writable:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = locked(self._folder)
+        self._lock = files.locked(self._folder)
         self._remove_unfinished()
-        for_owner_only(self._folder)
+        files.for_owner_only(self._folder)
       self._manager = tff.program.FileProgramStateManager(
         str(self._folder),
         prefix=_PREFIX,
-        keep_total=NUM_KEPT,
+        keep_total=files.NUM_KEPT,
         keep_first=False,
       )
 
@@ -151,13 +148,13 @@ class Checkpoints:
     version = int(progress.round)
     try:
       self._loop.run(self._manager.save(progress, version))
-      for_owner_only(self._folder)
+      files.for_owner_only(self._folder)
     except (OSError, tf.errors.OpError) as error:
       self._remove_unfinished()
       raise RunError(
         f'The checkpoint of round {version} cannot be written to '
-        f'{self._folder}: {first_line(error)} The last whole one is kept; '
-        'make room and run the same command again to go on from it.'
+        f'{self._folder}: {files.first_line(error)} The last whole one is '
+        'kept; make room and run the same command again to go on from it.'
       ) from error
 
   def latest(self, like: Progress) -> Progress | None:
@@ -182,7 +179,7 @@ class Checkpoints:
       try:
         found: Progress = saved_variables.read(where, expected)
       except saved_variables.DamagedError as error:
-        damaged.append(f'{where.name} ({first_line(error)})')
+        damaged.append(f'{where.name} ({files.first_line(error)})')
         continue
       except saved_variables.OtherError as error:
         raise RunError(
