@@ -80,6 +80,7 @@ def test_the_first_that_returns_true_ends_a_run():
   ('options', 'expected'),
   [
     ({'patience': 0}, 'patience must be positive, found 0'),
+    ({'patience': math.nan}, 'found nan. Give a whole number'),
     ({'patience': 1, 'min_delta': -0.1}, 'not negative, found -0.1'),
     ({'patience': 1, 'min_delta': math.nan}, 'must be finite'),
   ],

@@ -278,6 +278,14 @@ def test_the_best_come_first_and_equals_in_their_order():
   assert found[0].candidate == 1.0 and found[0].score == -1.0
 
 
+def test_scores_without_a_sign_are_sorted_like_others():
+  given = tf.keras.Input([], dtype=tf.uint8)
+  found = top_candidates.top_n(
+    tf.keras.Model(given, tf.identity(given)), np.array([0, 5, 3], np.uint8), 2
+  )
+  assert [choice.candidate for choice in found] == [5, 3]
+
+
 @pytest.mark.parametrize(
   ('outputs', 'best'),
   [({'near': 1.0, 'far': -1.0}, {'near': 1.0, 'far': 3.0}), ([1, -1], [1, 3])],

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tff_partial.arguments import checked_numbers
 from tff_partial.training import selection
 from tff_partial.training.errors import ProgramError
 
@@ -73,9 +74,10 @@ class EarlyStopping:
   min_delta: float = 0.0
 
   def __post_init__(self) -> None:
-    if self.patience < 1:
+    if checked_numbers.why_not_whole(self.patience) or self.patience < 1:
       raise ProgramError(
-        f'EarlyStopping: patience must be positive, found {self.patience}.'
+        f'EarlyStopping: patience must be positive, found {self.patience}. '
+        'Give a whole number.'
       )
     if not 0.0 <= self.min_delta < float('inf'):
       raise ProgramError(

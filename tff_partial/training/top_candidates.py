@@ -92,7 +92,8 @@ def top_n(
       f'top_n: the model cannot read candidates of the shape '
       f'{list(ids.shape[1:])}: {tracing.reason(error)}'
     ) from error
-  scores = np.asarray(_output(predicted, output))
+  # Unsigned numbers have no negative ones to sort by.
+  scores = np.asarray(_output(predicted, output), np.float64)
   if scores.size != len(left) or not np.isfinite(scores).all():
     raise ProgramError(
       f'top_n: the model predicts {list(scores.shape)} for {len(left)} '
