@@ -89,6 +89,7 @@ def _attacked(
     'rounds': config.loop.rounds,
     'clients_per_round': trainable.clients_per_round,
     'seed': config.seed,
+    'oversample': config.loop.oversample,
     'dropout_rate': config.loop.dropout_rate,
     'privacy': trainable.ledger,
   }

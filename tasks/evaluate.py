@@ -61,13 +61,19 @@ class Chosen(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuse to measure intervals on the clients that they are fitted to."""
+    """Refuse intervals of the clients they are fitted to, and idle options."""
     super().__post_init__()
     if self.calibrate is not None and self.part == tasks_lib.VALIDATION:
       raise OptionError(
         f'--calibrate={self.calibrate}: intervals are calibrated on the '
         'validation clients, so that they cover these in any case. Give '
         '--part=test.'
+      )
+    if self.user is None:
+      self.refuse_set(('save_model',), 'name whose model it is by --user.')
+    else:
+      self.refuse_set(
+        ('part', 'calibrate'), 'with --user no clients are measured.'
       )
 
 

@@ -70,6 +70,12 @@ class Report(Options):
   x: str | None = option(None, 'Also draw a metric over this flag.')
   y: str = option('accuracy', 'Metric to draw over --x.')
 
+  def __post_init__(self) -> None:
+    """Refuse a metric to draw over nothing."""
+    super().__post_init__()
+    if self.x is None:
+      self.refuse_set(('y',), 'name the flag to draw it over by --x.')
+
 
 def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
   """Yield the total cost of private runs, for each task with its users."""
@@ -114,6 +120,11 @@ def main(report: Report) -> None:
   folder = pathlib.Path(report.report_dir or report.sweep_dir[0])
   searched, *others = map(pathlib.Path, report.sweep_dir)
   if not others and (searched / trials.JOURNAL).exists():
+    report.refuse_set(
+      set(report.flags()) - {'sweep_dir', 'report_dir'},
+      f'{searched} is the folder of a search, whose report has no such choice. '
+      'Leave it out, or name the folders of single trials.',
+    )
     print(reporting.report(searched, folder))
     names = (reporting.REPORT_FILE, reporting.TRIALS_FILE)
     print('Written: ' + ', '.join(str(folder / name) for name in names) + '.')

@@ -64,13 +64,21 @@ def take_rest(arguments: Sequence[str]) -> list[str]:
   """Keep the arguments after `--` for the runs, and return the rest.
 
   Raises:
-    OptionError: If a recipe, or a flagfile of the runs, is not after it.
+    OptionError: If a recipe, or a flagfile of the runs, is not after it, or the
+      folder of runs is given.
   """
   arguments = list(arguments)
   if '--' in arguments:
     place = arguments.index('--')
     _passed_on[:] = arguments[place + 1 :]
     arguments = arguments[:place]
+  for argument in (*arguments, *_passed_on):
+    name = argument.lstrip('-').removeprefix('grid=').partition('=')[0]
+    if name == 'output_dir':
+      raise OptionError(
+        f'{argument}: each run has its own folder below --sweep_dir. Leave it '
+        'out.'
+      )
   known = {
     f.name for kind in (Sweep, plans.Search) for f in dataclasses.fields(kind)
   }
@@ -161,19 +169,13 @@ def planned(
         f'--grid: two runs would share the folder {name}, as / becomes _ '
         'there. Run one of them in another --sweep_dir.'
       )
-    _check_length(name)
+    if (size := len(os.fsencode(name))) > _LONGEST_NAME:
+      raise OptionError(
+        f'--grid: the folder {name:.80}... would have a name of {size} bytes, '
+        f'and {_LONGEST_NAME} are the most. Vary fewer flags, or give recipes '
+        'of their values by --recipes.'
+      )
   return todo
-
-
-def _check_length(name: str) -> None:
-  """Refuse a name that is too long for a folder."""
-  size = len(os.fsencode(name))
-  if size > _LONGEST_NAME:
-    raise OptionError(
-      f'--grid: the folder {name:.80}... would have a name of {size} bytes, '
-      f'and {_LONGEST_NAME} are the most. Vary fewer flags, or give recipes of '
-      'their values by --recipes.'
-    )
 
 
 def _run(binary: str, *arguments: str) -> int:

@@ -52,7 +52,8 @@ def flags_of(file: pathlib.Path) -> Iterator[str]:
     file: The file. Recipes include each other by paths below `root()`.
 
   Raises:
-    RecipeError: If the file, or one that it includes, does not exist.
+    RecipeError: If the file, or one that it includes, does not exist, or has a
+      line that is neither a flag nor a comment.
   """
   if not file.is_file():
     raise RecipeError(f'{file}: there is no such file of flags.')
@@ -62,6 +63,8 @@ def flags_of(file: pathlib.Path) -> Iterator[str]:
       yield from flags_of(root() / line.removeprefix(_INCLUDES))
     elif line.startswith('-'):
       yield line
+    elif line and not line.startswith(('#', '//')):
+      raise RecipeError(f'{file}: {line:.80}: flags begin with --.')
 
 
 def expand(arguments: Sequence[str]) -> list[str]:

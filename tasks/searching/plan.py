@@ -247,7 +247,14 @@ def _pruner(search: Search, config: Config) -> str:
       'for all rounds, so that a run cannot be given more of them later. Use '
       '--pruner=never, or --noise_multiplier in place of --target_epsilon.'
     )
-  return search.pruner or (NEVER if is_planned else HALVING)
+  pruner = search.pruner or (NEVER if is_planned else HALVING)
+  if pruner == NEVER:
+    search.refuse_set(
+      ('first_rung', 'reduction'),
+      'no run ends early, so that none is compared before its end. Leave it '
+      'out, or give another --pruner.',
+    )
+  return pruner
 
 
 def rungs(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from tasks.experiment.command_line import flags
 from tasks.experiment.runs.folder import Folder
 from tasks.searching import plan as plans
 from tasks.searching import trials
@@ -128,7 +129,7 @@ def _best(folder: pathlib.Path, study: Any) -> list[str]:
     f'The best of {len(study.trials)} trials is {best.number}, with a '
     f'validation {metric} of {best.value:.4g}:',
     '',
-    '  ' + ' '.join(f'--{n}={v}' for n, v in best.params.items()),
+    '  ' + ' '.join(flags.argument(n, v) for n, v in best.params.items()),
     '',
     f'It is in {path}.',
   ]

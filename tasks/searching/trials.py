@@ -140,8 +140,10 @@ def _run_trial(
   trial = _open(plan, study, number)
   chosen = [flags.argument(name, value) for name, value in trial.params.items()]
   path = folder(root, number)
-  said = ' '.join(f'--{name}={value}' for name, value in trial.params.items())
-  print(f'[{number + 1}/{plan.search.trials}] {path}: {said}', flush=True)
+  print(
+    f'[{number + 1}/{plan.search.trials}] {path}: {" ".join(chosen)}',
+    flush=True,
+  )
   states = plans.optuna().trial.TrialState
   value, state = None, states.PRUNED
   try:

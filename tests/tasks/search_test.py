@@ -156,6 +156,8 @@ def test_planned_noise_leaves_no_run_to_be_continued():
   assert _plan(*private).rungs == [90]
   with pytest.raises(OptionError, match='--pruner=halving: .*--target_epsilon'):
     _plan(*private, pruner='halving')
+  with pytest.raises(OptionError, match='--first_rung=2: no run ends early'):
+    _plan(*private, first_rung=2)
 
 
 # ---- trials ------------------------------------------------------------------
@@ -319,6 +321,16 @@ def test_the_report_has_the_best_and_what_mattered(tmp_path):
   assert len((tmp_path / 'trials.csv').read_text().splitlines()) == 21
   outcome = run_here('report', f'--sweep_dir={tmp_path}')
   assert outcome.status == 0 and text in outcome.output
+  for flag in ('--of=best', '--y=rmse'):
+    outcome = run_here('report', f'--sweep_dir={tmp_path}', flag)
+    commands.is_for_users(outcome, flag)
+
+
+def test_options_without_a_flag_are_named_as_they_are_set(tmp_path):
+  searched = f'{_RATE}=log:0.1:1', 'through_solution=choice:true,false'
+  trials.run(_plan(search=searched, trials=1), tmp_path, Trainer())
+  said = reporting.report(tmp_path, tmp_path)
+  assert ' --set=through_solution=' in said
 
 
 def test_what_private_trials_cost_is_summed(tmp_path):
@@ -380,6 +392,9 @@ def test_flags_of_the_runs_of_a_sweep_follow_two_dashes(tmp_path):
     assert rest == ['sweep', '--grid=seed=0,1']
   flags.write_text('--grid=seed=0,1\n')
   assert sweep.take_rest([f'--flagfile={flags}']) == [f'--flagfile={flags}']
+  for ignored in (['--', '--output_dir=a'], ['--grid=output_dir=a,b']):
+    with pytest.raises(OptionError, match='its own folder below --sweep_dir'):
+      sweep.take_rest(ignored)
 
 
 def test_a_search_without_optuna_says_what_to_type(tmp_path, monkeypatch):

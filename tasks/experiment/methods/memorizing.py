@@ -32,6 +32,10 @@ def _measuring(run: Setting, measuring: Measuring, user: str) -> dict[str, Any]:
     personalise = run.local.when_measured(run.local.of_personal())
   if run.local.tuning_learning_rate is not None:
     tune = run.local.of_tuning_global()
+  else:
+    run.local.refuse_set(
+      ('tuned',), 'nothing is tuned. Give --tuning_learning_rate, too.'
+    )
   return {
     'personalise': personalise,
     'tune': tune,

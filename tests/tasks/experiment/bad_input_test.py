@@ -295,6 +295,8 @@ def test_evaluate_where_nothing_was_trained(tmp_path):
     (['--part=half'], ['part', 'half', 'validation']),
     (['--weights=first'], ['weights', 'first', 'last']),
     (['--calibrate=80'], ['--calibrate=80', 'at most 1']),
+    (['--save_model=a.keras'], ['--save_model=a.keras', '--user']),
+    (['--user=1', '--calibrate=0.8'], ['--calibrate=0.8', '--user']),
     (['--calibrate=0.8', '--part=validation'], ['--calibrate=0.8', 'in any']),
   ],
 )

@@ -17,6 +17,7 @@ from tests.support.commands import result as read
 from tests.support.commands import run_here
 from tests.support.commands import run_well
 from tff_partial.dp import dp_queries
+from tff_partial.training.errors import ProgramError
 
 _PRIVATE = ('--target_epsilon=8', '--delta=1e-3')
 _NOISE = ('--noise_multiplier=0.4', '--delta=1e-3', '--noise_seed=5')
@@ -235,6 +236,15 @@ def test_an_audit_finds_out_a_run_with_too_little_noise(tmp_path, monkeypatch):
   commands.is_for_users(outcome, 'is refuted', 'Do not publish')
   found = json.loads((tmp_path / 'audit.json').read_text())
   assert found['proved_epsilon'] > found['claimed_epsilon']
+
+
+@pytest.mark.slow
+def test_an_audit_draws_cohorts_as_its_run():
+  config = command_line.parse(
+    [*commands.SMALL, '--noise_multiplier=1', '--clip=0.5', '--oversample=2']
+  )
+  with pytest.raises(ProgramError, match='oversample=2'):
+    audit._attacked(config, load(config), 8)
 
 
 def _hidden(asked, *arguments):

@@ -124,6 +124,12 @@ def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
     parse([flag, f'--algorithm={algorithm}'])
 
 
+def test_a_memory_without_a_rate_tunes_nothing():
+  run = mock.MagicMock(local=LocalTraining(tuned='head/.*'))
+  with pytest.raises(OptionError, match=r'--tuned=head/\.\*: nothing is tuned'):
+    algorithms.ALGORITHMS['ngram_cache'].measure(None, run, {})
+
+
 @pytest.mark.parametrize(
   ('algorithm', 'privacy', 'clips'),
   [('fed_avg', None, True), ('fed_avg', {}, True), ('local_only', None, False)]
@@ -195,6 +201,13 @@ def test_another_algorithm_leaves_flags_of_the_recipes_one(spelled):
   assert parsed.hyperparameters == Hyperparameters()
   with pytest.raises(OptionError, match="'fed_avgg'|fed_avgg"):
     from_recipe('emnist_apfl', algorithm='fed_avgg')
+
+
+def test_a_line_of_a_recipe_that_is_no_flag_is_refused(tmp_path):
+  file = tmp_path / 'own.flags'
+  file.write_text('# A comment.\n--task=emnist\n\nrounds=5\n')
+  with pytest.raises(OptionError, match='own.flags: rounds=5: flags begin'):
+    from_recipe(file)
 
 
 def test_an_exact_solve_leaves_the_steps_of_the_recipe():
