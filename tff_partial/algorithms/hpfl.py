@@ -143,20 +143,15 @@ def build_hpfl(
       together.
   """
   tables = tables if drafts else ()
-  if wrong := checked_numbers.why_negative(threshold):
-    raise SettingError(f'threshold: {wrong}.')
   if drafts and not tables:
     raise SettingError(
       f'drafts={drafts}: there is no table to draft. Name some in `tables`, or '
       'give drafts=None for HPFL-K.'
     )
-  _check(model, attributes, tables)
+  _check(model, attributes, tables, threshold)
   train_on, measure_on = split or splits.by_mark('is_validation')
-  shared = [
-    name
-    for name in model.specs(GLOBAL)
-    if public and (average_others or name in attributes.rows)
-  ]
+  names = model.specs(GLOBAL) if public else ()
+  shared = [n for n in names if average_others or n in attributes.rows]
   sharing = _Sharing(attributes, shared, tables, by_nearness, join)
   statistics = [*sharing.statistics(threshold)] if shared else []
   if drafts:
@@ -377,9 +372,14 @@ def _memory(num_attributes: int) -> client_state.ClientState:
 
 
 def _check(
-  model: models.PartialModel, attributes: Attributes, tables: Sequence[str]
+  model: models.PartialModel,
+  attributes: Attributes,
+  tables: Sequence[str],
+  threshold: float,
 ) -> None:
-  """Check that the model has the named variables."""
+  """Check that the model has the named variables, and the threshold."""
+  if wrong := checked_numbers.why_negative(threshold):
+    raise SettingError(f'threshold: {wrong}.')
   public, private = model.specs(GLOBAL), model.specs(LOCAL)
   if not public:
     return  # Refused by `compose`.

@@ -291,13 +291,13 @@ class Steps:
     Returns:
       The next index, and the parts of the new state.
     """
-    state = TrainState(*values)
+    model, state = self._context.model, TrainState(*values)
     batch, is_real = batch_at(number)
     for turn in turns:
       phase = turn.phase
       seed = random_bits.fold_in(turn.seed, number)
       held = descent.trained_by([phase], state.trained)
-      mine = descent.trained_by([phase], held, self._context.model.state)
+      mine = descent.trained_by([phase], held, model.state)
       updates: Mapping[str, tf.Tensor] = {}
       follow = self._follow(phase, state.trained)
       with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -313,7 +313,6 @@ class Steps:
               phase.predict_fn,
               self._knows(weights, batch, is_real, predictions, seed, 'answer'),
             )
-          model = self._context.model
           value = model.loss(
             batch['y'],
             model.compared(predictions) if phase.predict_fn else predictions,
@@ -339,9 +338,7 @@ class Steps:
         state = _descended(turn, state, mine, gradients)
       state = _with_states(state, held, updates)
       if turn.measured:
-        state = _measured(
-          self._context.model, state, batch, is_real, predictions, value
-        )
+        state = _measured(model, state, batch, is_real, predictions, value)
       if turn.steps > 1:
         again = turn._replace(seed=seed, measured=False, steps=1)
         _, *values = tf.while_loop(
