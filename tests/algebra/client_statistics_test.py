@@ -124,7 +124,7 @@ def test_a_mean_of_none_moves_no_statistic(model):
     statistics=[_STATISTIC._replace(join=Join.WITH_UPDATE)],
     aggregation=Aggregation(tff.aggregators.MeanFactory()),
   )
-  clients = {'ann': {**_CLIENTS['ann'], 'y': np.full([4], np.nan)}}
+  clients = {'ann': {**_CLIENTS['ann'], 'y': np.full([4], 1e30)}}
   output = planted.run(process, planted.cohort_of(process, clients, 1))
   np.testing.assert_array_equal(_server(output.state), [0.0, 0.0])
 

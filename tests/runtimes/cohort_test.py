@@ -542,12 +542,10 @@ def test_a_secure_sum_refuses_what_is_above_its_maximum(jit):
 
 
 def test_a_modular_sum_beyond_its_dtype_has_its_remainder():
-  @tff.federated_computation(_at_clients(np.int32))
-  def total(values):
-    return tff.federated_secure_modular_sum(values, 2**31 - 1)
-
+  factory = tff.aggregators.SecureModularSumFactory(2**31 - 1)
+  process = factory.create(tff.TensorType(np.int32))
   with cohort(jit=False):
-    found = total([2**30] * 3)
+    found = process.next(process.initialize(), [2**30] * 3).result
   assert (found, found.dtype) == (2**30 + 1, np.int32)
 
 

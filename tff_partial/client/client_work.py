@@ -238,16 +238,23 @@ class ClientWork:
     traced = tf.function(function, autograph=False).get_concrete_function(
       *self.specs, spec
     )
-    beside_type = [type_of(spec)] if sent else []
+    if not sent:
 
-    @tff.tensorflow.computation(*self.types, *beside_type)
-    def of_one(weights: Any, kept: Any, client: Any, beside: Any = None) -> Any:
-      told = spec if beside is None else beside
+      @tff.tensorflow.computation(*self.types)
+      def alone(weights: Any, kept: Any, client: Any) -> Any:
+        return traced(
+          weights.trainable, weights.non_trainable, kept, client, spec
+        )
+
+      return alone
+
+    @tff.tensorflow.computation(*self.types, type_of(spec))
+    def told(weights: Any, kept: Any, client: Any, beside: Any) -> Any:
       return traced(
-        weights.trainable, weights.non_trainable, kept, client, told
+        weights.trainable, weights.non_trainable, kept, client, beside
       )
 
-    return of_one
+    return told
 
   @contextlib.contextmanager
   def begin(
