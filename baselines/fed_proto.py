@@ -86,8 +86,7 @@ def build_fed_proto(
     of = tf.cast(classes(batch.y), tf.int32)
     distances = tf.reduce_mean(
       tf.math.squared_difference(
-        features(batch.predictions),
-        tf.gather(client.server['prototypes'], of),
+        features(batch.predictions), tf.gather(client.server['prototypes'], of)
       ),
       -1,
     )

@@ -188,8 +188,5 @@ def build_p_fed_km_eval(
   """
   choice, _ = _clusters(parts, gradients, 0.0)
   return evaluation.build_query_evaluation(
-    model,
-    client_state=_CLIENT_STATE[gradients],
-    before=choice,
-    split=split,
+    model, client_state=_CLIENT_STATE[gradients], before=choice, split=split
   )

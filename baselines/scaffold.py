@@ -87,9 +87,7 @@ def build_scaffold(
   )
   # Before the client moves, at the x that it received.
   gradients = Compute(
-    _CONTROL,
-    lambda client: client.gradients(loss=training.loss),
-    training.on,
+    _CONTROL, lambda client: client.gradients(loss=training.loss), training.on
   )
   steps = dataclasses.replace(training, optimizer=sgd(learning_rate))
   return compose(

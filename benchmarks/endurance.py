@@ -43,10 +43,7 @@ def main() -> None:
     else runtimes.cohort(jit=paper.jit)
   ) as context:
     run = measuring.Run(
-      paper.trainable.process,
-      paper.clients,
-      options.clients_per_round,
-      context,
+      paper.trainable.process, paper.clients, options.clients_per_round, context
     )
     memory: dict[int, int] = {}
     started = time.perf_counter()

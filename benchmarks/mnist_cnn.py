@@ -86,10 +86,7 @@ def client_data(population: int) -> tuple[np.ndarray, np.ndarray]:
   number = len(x) // CLIENT_EXAMPLES
   shape = (number, CLIENT_EXAMPLES)
   used = number * CLIENT_EXAMPLES
-  return (
-    x[:used].reshape(*shape, 28, 28, 1),
-    y[:used].reshape(shape),
-  )
+  return (x[:used].reshape(*shape, 28, 28, 1), y[:used].reshape(shape))
 
 
 def cohorts(population: int, clients_per_round: int) -> Iterator[list[int]]:

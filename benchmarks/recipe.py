@@ -125,9 +125,7 @@ def build(model: Any, settings: Mapping[str, Any], **changes: Any) -> Any:
 
 
 def floors(
-  settings: Mapping[str, Any],
-  num_items: int,
-  cohorts: Iterable[Sequence[Any]],
+  settings: Mapping[str, Any], num_items: int, cohorts: Iterable[Sequence[Any]]
 ) -> tuple[measuring.Floor, measuring.Floor]:
   """Return lower bounds of a round, on average over some cohorts.
 

@@ -35,10 +35,7 @@ def _examples(number: int) -> tuple[np.ndarray, np.ndarray]:
   x, y, source = mnist_cnn.images(CLIENTS * number)
   measuring.say(f'{source}: {len(x)} images.')
   shape = (CLIENTS, number)
-  return (
-    (x / np.float32(255)).reshape(*shape, 28, 28, 1),
-    y.reshape(shape),
-  )
+  return ((x / np.float32(255)).reshape(*shape, 28, 28, 1), y.reshape(shape))
 
 
 # ---- ours --------------------------------------------------------------------

@@ -75,9 +75,7 @@ def main() -> None:
     for name, (size, changes) in kinds.items():
       model = tff_partial.from_keras(
         functools.partial(
-          movielens_models.build_matrix_factorization,
-          size,
-          options.num_factors,
+          movielens_models.build_matrix_factorization, size, options.num_factors
         ),
         local=movielens_models.LOCAL_LAYERS,
         loss=tf.keras.losses.MeanSquaredError(),

@@ -126,10 +126,7 @@ def main(config: Config, output: Output, audit: Audit) -> None:
   delta = config.privacy.delta
   claimed = float((trained.privacy or {})['epsilon'])
   proof = audit_bounds.prove(
-    canaries.scores(trained.state),
-    canaries.present,
-    delta,
-    audit.confidence,
+    canaries.scores(trained.state), canaries.present, delta, audit.confidence
   )
   found = {
     'claimed_epsilon': claimed,

@@ -160,10 +160,7 @@ def _conformal(
   counts = calibration.histograms(
     measured.evaluation, measured.clients, weights, seed
   )
-  return {
-    'deviations': found.quantile(level),
-    **found.coverage(counts, level),
-  }
+  return {'deviations': found.quantile(level), **found.coverage(counts, level)}
 
 
 def main(config: Config, output: Output, chosen: Chosen) -> None:

@@ -155,12 +155,7 @@ def main(report: Report) -> None:
       for setting in settings
     }
   written.append(
-    curves.draw(
-      lines,
-      folder / figure,
-      metric=metric,
-      over=report.curve_over,
-    )
+    curves.draw(lines, folder / figure, metric=metric, over=report.curve_over)
   )
   if report.x:
     # A metric's path, such as privacy/epsilon, is no path of folders.

@@ -184,7 +184,7 @@ _HOMES = {
   'training.evaluation_sets': ['measure_by_support'],
   'training.personal_models': ['Predictor', 'personalise'],
   'training.programs': [
-    *('EvaluationSet', 'TrainingResult', 'evaluate', 'load', 'train'),
+    *('EvaluationSet', 'TrainingResult', 'evaluate', 'load', 'train')
   ],
   'training.selection': ['Selection'],
   'training.top_candidates': ['top_n'],

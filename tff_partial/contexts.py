@@ -206,9 +206,7 @@ class ClientContext(NamedTuple):
         loss,
       )
     found = tape.gradient(
-      value.objective,
-      held,
-      unconnected_gradients=tf.UnconnectedGradients.ZERO,
+      value.objective, held, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     # The gradient of a table has only the rows that were read.
     return collections.OrderedDict(

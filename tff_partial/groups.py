@@ -76,9 +76,7 @@ def predict_all(
   ]
 
 
-def by_attribute(
-  read: Callable[[Mapping[str, Any]], tf.Tensor],
-) -> Assign:
+def by_attribute(read: Callable[[Mapping[str, Any]], tf.Tensor]) -> Assign:
   """Assign clients to a group that their examples name: FedEmbed-Type.
 
   Args:

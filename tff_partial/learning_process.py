@@ -158,8 +158,7 @@ def _pack(
     if name in batches.element_spec
   )
   none = tf.nest.map_structure(
-    lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype),
-    specs,
+    lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype), specs
   )
 
   def read(batch: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:
@@ -214,10 +213,7 @@ def _packing(
 
 
 def as_learning_process(
-  process: processes.PartialProcess,
-  element_spec: Any = None,
-  *,
-  seed: int = 0,
+  process: processes.PartialProcess, element_spec: Any = None, *, seed: int = 0
 ) -> tff.learning.templates.LearningProcess:
   """Convert a process to one whose clients have sequences of batches.
 

@@ -144,10 +144,7 @@ class Config(Options):
     choices=tasks_lib.USER_FORMS,
   )
   seed: int = option(
-    0,
-    'Seed of everything that is drawn.',
-    group=Loop.title,
-    is_common=True,
+    0, 'Seed of everything that is drawn.', group=Loop.title, is_common=True
   )
   data: tasks_lib.Data = tasks_lib.Data()
   loop: Loop = Loop()

@@ -205,13 +205,7 @@ def test_a_summary_by_hand():
   assert set(summary) == {'rmse', 'num_wins'}
   # Four clients count: their mean is 3, their squared distances 4, 1, 0 and 9.
   assert summary['rmse'] == pytest.approx(
-    {
-      'mean': 3.0,
-      'std': np.sqrt(3.5),
-      'p10': 1.3,
-      'p50': 2.5,
-      'p90': 5.1,
-    }
+    {'mean': 3.0, 'std': np.sqrt(3.5), 'p10': 1.3, 'p50': 2.5, 'p90': 5.1}
   )
 
 
@@ -317,8 +311,7 @@ _MEASURED = Phase(train=(), measured=True)
     ),
     (
       lambda held, _: evaluation.build_evaluation(
-        held.model,
-        work=[dataclasses.replace(_MEASURED, on=splits.halves())],
+        held.model, work=[dataclasses.replace(_MEASURED, on=splits.halves())]
       ),
       'on: expected one part of a split, .* found a Split',
     ),

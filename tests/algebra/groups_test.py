@@ -488,10 +488,7 @@ _PRIVATE = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
       tff.aggregators.UnweightedMeanFactory(),
       "UnweightedMeanFactory, which joins 'w/kernel', does not weigh clients",
     ),
-    (
-      _PRIVATE,
-      "DifferentiallyPrivateFactory, which joins 'w/kernel'",
-    ),
+    (_PRIVATE, "DifferentiallyPrivateFactory, which joins 'w/kernel'"),
   ],
 )
 def test_means_of_members_that_are_not_weighed_are_refused(aggregator, message):

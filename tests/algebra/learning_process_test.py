@@ -138,11 +138,7 @@ def test_types_are_those_of_the_process(process, face):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'fields, batch_size',
-  [
-    ('x y weight time', 5),
-    ('time user weight y x', 1),
-    ('x y time', 100),
-  ],
+  [('x y weight time', 5), ('time user weight y x', 1), ('x y time', 100)],
 )
 def test_rounds_equal_those_on_packed_clients(process, fields, batch_size):
   clients = {

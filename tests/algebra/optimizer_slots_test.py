@@ -265,9 +265,7 @@ def _scheduled() -> phases.Optimizer:
 
 def _furl(**settings: Any) -> Any:
   return algorithms.build_furl(
-    planted.factorization(),
-    training=Phase(slots='kept'),
-    **settings,
+    planted.factorization(), training=Phase(slots='kept'), **settings
   )
 
 

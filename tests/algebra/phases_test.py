@@ -211,8 +211,7 @@ def _steps_of(*work: Any, count: int, **options: Any) -> np.ndarray:
 
 def _one_by_one(**options: Any) -> Phase:
   return Phase(
-    (tiers.LOCAL,),
-    **{'optimizer': _ByStep(), 'batch_size': 1, **options},
+    (tiers.LOCAL,), **{'optimizer': _ByStep(), 'batch_size': 1, **options}
   )
 
 
@@ -619,10 +618,7 @@ def test_regularization_counts_in_every_phase():
   # The slope of w**2 / 2 is w: a step with the rate 0.1 leaves nine tenths.
   local, shared = (
     done.weights[t][n]
-    for t, n in (
-      (tiers.LOCAL, 'user/kernel'),
-      (tiers.GLOBAL, 'shared/kernel'),
-    )
+    for t, n in ((tiers.LOCAL, 'user/kernel'), (tiers.GLOBAL, 'shared/kernel'))
   )
   np.testing.assert_allclose(local, [[0.9**3]], rtol=1e-6)
   np.testing.assert_allclose(shared, [[0.9**2]], rtol=1e-6)
@@ -959,11 +955,7 @@ def test_a_learning_rate_that_makes_no_sense_is_named(rate):
 
 
 @pytest.mark.parametrize(
-  'options',
-  [
-    {'on': splits.halves().query},
-    {'epochs': 2},
-  ],
+  'options', [{'on': splits.halves().query}, {'epochs': 2}]
 )
 def test_phases_with_other_batches_cannot_take_turns(options):
   (name,) = options

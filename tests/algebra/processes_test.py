@@ -509,8 +509,7 @@ def _next_with(process: processes.PartialProcess, change) -> tff.Computation:
 
 def test_client_states_that_go_to_the_server_are_refused(process):
   with pytest.raises(
-    client_work.CompositionError,
-    match='must stay at clients, found .*SERVER',
+    client_work.CompositionError, match='must stay at clients, found .*SERVER'
   ):
     _process_of(process, next=_next_with(process, tff.federated_sum))
 

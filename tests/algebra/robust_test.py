@@ -247,7 +247,5 @@ def test_robust_joins_are_refused_for_members():
     client_work.CompositionError, match='RobustFactory, .* does not weigh'
   ):
     tff_partial.compose(
-      grouped,
-      work=work,
-      aggregation=Aggregation(median, mean_of_members=True),
+      grouped, work=work, aggregation=Aggregation(median, mean_of_members=True)
     )

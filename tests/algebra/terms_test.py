@@ -42,11 +42,7 @@ _RECEIVED = {'global': [0.0, 4.0], 'local': [5.0], 'personal': [9.0, 9.0]}
     # A client's own copy is held near the global weights that it received.
     (terms.proximal(0.5, tiers.PERSONAL), 5.0, {'personal': [2.0, 1.0]}),
     # Near to where they stand now; both ends are pulled.
-    (
-      terms.moreau(2.0),
-      25.0,
-      {'personal': [6.0, 8.0], 'global': [-6.0, -8.0]},
-    ),
+    (terms.moreau(2.0), 25.0, {'personal': [6.0, 8.0], 'global': [-6.0, -8.0]}),
     (terms.l2(0.1, tiers.PERSONAL), 2.6, {'personal': [0.4, 0.6]}),
     (terms.proximal(0.0), 0.0, {}),
   ],

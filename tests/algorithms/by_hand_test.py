@@ -421,10 +421,7 @@ def test_of_clients_without_a_whole_batch_per_fed_avg_has_none(model, clients):
 @pytest.mark.parametrize('mixture_rate', [0.0, 0.3], ids=['fixed', 'adaptive'])
 def test_apfl(mixture_rate, model, clients):
   process = algorithms.build_apfl(
-    model,
-    mixture=0.4,
-    mixture_learning_rate=mixture_rate,
-    training=_TRAINING,
+    model, mixture=0.4, mixture_learning_rate=mixture_rate, training=_TRAINING
   )
   state, remembered = planted.trained(process, clients, _ROUNDS)
   w = np.ones([2, 1])
@@ -720,9 +717,7 @@ def test_what_clients_do_not_train_on_has_no_share_in_features(
   server = state.client_work['server']
   np.testing.assert_array_equal(server['prototypes'][0], [1.0, 2.0])
   process = baselines.build_fed_dbe(
-    _shifted(),
-    features=lambda outputs: outputs['features'],
-    training=training,
+    _shifted(), features=lambda outputs: outputs['features'], training=training
   )
   state, _ = planted.trained(process, clients, [['ann']])
   server = state.client_work['server']

@@ -103,7 +103,7 @@ def _model(**options: Any) -> models.PartialModel:
       'group': 'head',
       'num_groups': K,
       **options,
-    },
+    }
   )
 
 
@@ -426,10 +426,7 @@ _OWN_HEADS = {'local': ['embedding', 'head'], 'group': None, 'num_groups': 0}
 def test_personal_heads_stay_home():
   model = _model(**_OWN_HEADS)
   process = algorithms.build_fed_embed(
-    model,
-    parts=PARTS,
-    assignment=assignments.OWN_HEAD,
-    training=_TRAINING,
+    model, parts=PARTS, assignment=assignments.OWN_HEAD, training=_TRAINING
   )
   assert process.sent == (tiers.GLOBAL,)
   weights, (kept,) = _after(process, {'one': _client(1, 3.0)})
@@ -507,11 +504,7 @@ def _assert_measured_with_the_second_head(
 
 @pytest.mark.slow
 def test_pfedkm_of_heads_joins_users_of_like_gradients():
-  model = _model(
-    build=_build_clustered,
-    num_groups=2,
-    loss=_of_head,
-  )
+  model = _model(build=_build_clustered, num_groups=2, loss=_of_head)
   process = baselines.build_p_fed_km(
     model,
     parts=PARTS,
@@ -687,9 +680,7 @@ def test_clients_find_their_prototype_before_they_are_measured(triplet):
 def test_new_clients_train_their_embedding_through_the_global_head(of_type):
   options = {'parts': PARTS, 'assignment': assignments.by_type(PARTS)}
   measuring = algorithms.build_fed_embed_eval(
-    of_type.model,
-    personalise=_TRAINING,
-    **options,
+    of_type.model, personalise=_TRAINING, **options
   )
   cohort = planted.cohort_of(measuring, {'one': _client(1, 3.0, 3.0)}, 1)
   (held,), (value,) = planted.first_states(measuring, cohort), list(cohort)

@@ -197,10 +197,7 @@ def test_ranks_of_known_scores(batch_size) -> None:
     'full_ndcg_3': [shared / 4, shared / 6 / of_two],
     # One is drawn of 26 others, of which 3 are tied with a's 26, 5 above b's
     # 22, and 5 tied with its 25.
-    'hit_rate_1': [
-      (23 + 3 / 2) / 26,
-      ((26 - 5) / 26 + (21 + 5 / 2) / 26) / 2,
-    ],
+    'hit_rate_1': [(23 + 3 / 2) / 26, ((26 - 5) / 26 + (21 + 5 / 2) / 26) / 2],
   }
   for name, values in wanted.items():
     for client, value in zip(found.per_client, values, strict=True):

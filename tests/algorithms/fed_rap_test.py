@@ -49,8 +49,7 @@ def test_rounds_are_those_of_numpy(model):
     difference=_LAMBDA,
     sparsity=_MU,
     training=Phase(
-      optimizer={tier: sgd(rate) for tier, rate in _RATES.items()},
-      batch_size=2,
+      optimizer={tier: sgd(rate) for tier, rate in _RATES.items()}, batch_size=2
     ),
     server_optimizer=sgd(0.8),
   )

@@ -260,12 +260,7 @@ def _of_tff(
 @pytest.mark.parametrize(
   ('build', 'clients', 'mine', 'theirs'),
   [
-    (
-      planted.constant_user(_START),
-      _rating_clients(),
-      {},
-      {},
-    ),
+    (planted.constant_user(_START), _rating_clients(), {}, {}),
     (
       planted.constant_user(_START),
       _rating_clients(),

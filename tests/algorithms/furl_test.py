@@ -144,9 +144,7 @@ def _clients() -> dict[str, planted.Fields]:
   return clients
 
 
-def _first_states(
-  process: processes.PartialProcess,
-) -> dict[str, Any]:
+def _first_states(process: processes.PartialProcess) -> dict[str, Any]:
   return {
     client: process.initialize_client(seed)
     for client, seed in zip(
@@ -161,8 +159,7 @@ def _cohort(process: Any, ids: tuple[str, ...], number: int) -> Any:
 
 
 def _with_weights(
-  process: processes.PartialProcess,
-  weights: dict[str, np.ndarray],
+  process: processes.PartialProcess, weights: dict[str, np.ndarray]
 ) -> Any:
   """The first state of a process, with other weights."""
   first = process.initialize()
@@ -296,10 +293,7 @@ def test_new_users_train_private_parameters_alone():
   shared = dict(weights.trainable[tiers.GLOBAL])
   cohort = _cohort(exam, _USERS, 0)
   for value, first, fields in zip(
-    cohort,
-    planted.first_states(exam, cohort),
-    _clients().values(),
-    strict=True,
+    cohort, planted.first_states(exam, cohort), _clients().values(), strict=True
   ):
     own = dict(exam.personalise(weights, first, value))
     trained = {_OWN: own.pop(_OWN)}

@@ -489,10 +489,7 @@ def test_row_means_keep_what_no_client_weighs(model):
   held = {'table': tf.constant([[1.0], [2.0]])}
   sent = [
     statistic.summarize(_knows(model, v, w))
-    for v, w in (
-      ([[4.0], [7.0]], [1.0, 0.0]),
-      ([[8.0], [9.0]], [3.0, 0.0]),
-    )
+    for v, w in (([[4.0], [7.0]], [1.0, 0.0]), ([[8.0], [9.0]], [3.0, 0.0]))
   ]
   joined = tf.nest.map_structure(lambda *parts: sum(parts), *sent)
   server = statistic.update(

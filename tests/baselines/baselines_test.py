@@ -209,9 +209,7 @@ def _model_of_tff() -> tff.learning.models.VariableModel:
 @pytest.mark.slow
 def test_fed_avg_agrees_with_tff(plain):
   reference = tff.learning.algorithms.build_weighted_fed_avg(
-    _model_of_tff,
-    client_optimizer_fn=sgd(0.1),
-    server_optimizer_fn=sgd(1.0),
+    _model_of_tff, client_optimizer_fn=sgd(0.1), server_optimizer_fn=sgd(1.0)
   )
   expected = _of_tff(reference, plain[0])
   planted.assert_close(list(plain[3].values()), expected)

@@ -27,8 +27,7 @@ def test_unseen_values_may_share_the_first_id():
 
 
 @pytest.mark.parametrize(
-  'values',
-  [[7, 3, 7], pd.Series([7, 3]), pd.Series([7, 3], dtype='Int64')],
+  'values', [[7, 3, 7], pd.Series([7, 3]), pd.Series([7, 3], dtype='Int64')]
 )
 def test_numbers_are_values_like_any_other(values):
   assert Vocabulary(values).encode([3, 7]).tolist() == [0, 1]

@@ -48,11 +48,7 @@ def _adaptive(seed=_fresh, clip=_CLIP, noise=_NOISE, **changed):
 
 def _tree(size, seed=_fresh, rounds=100, clip=_CLIP, noise=_NOISE):
   return dp_trees.TreeResidualSumQuery(
-    clip,
-    noise,
-    seed,
-    specs=tf.TensorSpec([size]),
-    rounds_per_tree=rounds,
+    clip, noise, seed, specs=tf.TensorSpec([size]), rounds_per_tree=rounds
   )
 
 

@@ -407,9 +407,7 @@ def test_rows_come_to_the_same_as_whole_tables(clipping):
 
   ids_type = tff.to_type(
     collections.OrderedDict(
-      shared=collections.OrderedDict(
-        items=tff.TensorType(np.int32, [None]),
-      )
+      shared=collections.OrderedDict(items=tff.TensorType(np.int32, [None]))
     )
   )
   whole = factory.create(types(table))
@@ -466,9 +464,7 @@ def test_one_clip_is_one_clip_whatever_ids_a_client_sends():
   # same row, they add up to a norm of 2.
   clip = 1.0
   factory = _mean(
-    clipping_lib.FixedClip(clip),
-    noise_multiplier=0.0,
-    clients_per_round=1,
+    clipping_lib.FixedClip(clip), noise_multiplier=0.0, clients_per_round=1
   )
   table = tff.to_type({'t': {'items': tff.TensorType(np.float32, [9, 2])}})
   ids_type = tff.to_type({'t': {'items': tff.TensorType(np.int32, [None])}})

@@ -39,7 +39,7 @@ def _plan(**changed: Any) -> privacy_plans.PrivacyPlan:
       'rounds': small_runs.ROUNDS,
       **_SETTINGS,
       **changed,
-    },
+    }
   )
 
 
@@ -399,10 +399,7 @@ def test_noise_is_not_used_again_on_other_data(world, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('planned', 'settings'),
-  [
-    ({'population': 13}, {}),
-    ({}, {'clients_per_round': 3}),
-  ],
+  [({'population': 13}, {}), ({}, {'clients_per_round': 3})],
 )
 def test_what_was_not_planned_is_refused(world, planned, settings):
   with pytest.raises(programs.ProgramError, match='Plan what is done'):

@@ -142,10 +142,7 @@ def known() -> dict[str, Any]:
     ),
     'sgd': tff_partial.sgd,
     'shifted': tff_partial.from_keras(
-      _shifted,
-      loss=_of_logits,
-      labels=tf.TensorSpec([], tf.int32),
-      local='own',
+      _shifted, loss=_of_logits, labels=tf.TensorSpec([], tf.int32), local='own'
     ),
     'templates': tff_partial.templates,
     'tff_partial': tff_partial,

@@ -358,8 +358,7 @@ ROWS = [
     personal=True,
   ),
   Row(
-    'scaffold',
-    {'num_clients': 12, 'server_optimizer': sgd(1.0), **_TRAINED},
+    'scaffold', {'num_clients': 12, 'server_optimizer': sgd(1.0), **_TRAINED}
   ),
   Row('fed_dyn', {'penalty': 0.01, **_TRAINED}),
   Row(

@@ -40,10 +40,7 @@ def _cross_entropies() -> np.ndarray:
 @pytest.mark.parametrize(
   ('loss', 'labels'),
   [
-    (
-      tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-      _CLASSES,
-    ),
+    (tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), _CLASSES),
     (
       tf.keras.losses.CategoricalCrossentropy(from_logits=True),
       np.eye(3, dtype=np.float32)[_CLASSES],

@@ -242,9 +242,7 @@ def test_exact_solves_are_those_of_keras_2():
   for of in (keras, tf.keras):
     model = partial(ratings, of, seed=3)
     process = tff_partial.algorithms.build_fed_recon(
-      model,
-      reconstruction_optimizer=tff_partial.Exact(),
-      through_solution=True,
+      model, reconstruction_optimizer=tff_partial.Exact(), through_solution=True
     )
     result = tff_partial.train(
       process, clients(model), rounds=2, clients_per_round=5, seed=1

@@ -75,11 +75,7 @@ _METRICS: list[tuple[Callable[[], Any], np.ndarray, np.ndarray]] = [
     _PROBABILITIES,
   ),
   # This one makes its variables when it first sees an example.
-  (
-    lambda: metrics.F1Score('macro', threshold=0.5),
-    _YES_OR_NO,
-    _PROBABILITIES,
-  ),
+  (lambda: metrics.F1Score('macro', threshold=0.5), _YES_OR_NO, _PROBABILITIES),
   (lambda: metrics.MeanIoU(3, name='iou'), _CLASSES, _CLASSES[::-1].copy()),
   (lambda: _Within(0.5), _NUMBERS, _PROBABILITIES),
   (_WithinInherited, _NUMBERS, _PROBABILITIES),

@@ -85,9 +85,7 @@ KINDS = {
   'mixed types': Kind(kinds.mixed, _numbers(4), _numbers(2)),
   'scalar': Kind(kinds.scalar, _numbers(4), _numbers()),
   'given values': Kind(
-    kinds.given_values,
-    {'word': _words(7), 'traits': _numbers(3)},
-    _numbers(2),
+    kinds.given_values, {'word': _words(7), 'traits': _numbers(3)}, _numbers(2)
   ),
   'sum': Kind(
     kinds.functional,
@@ -344,8 +342,7 @@ def test_variables_draw_apart_from_one_another():
 def test_first_values_may_be_given_in_the_model():
   model = keras_models.from_keras(kinds.given_values, loss='mse', local='words')
   np.testing.assert_array_equal(
-    model.initial_weights(tiers.LOCAL, _SEED)['words/embeddings'],
-    kinds.TABLE,
+    model.initial_weights(tiers.LOCAL, _SEED)['words/embeddings'], kinds.TABLE
   )
   shared = model.initial_weights(tiers.GLOBAL, _SEED)
   assert shared['factor'].numpy().tolist() == [0.5] * 3

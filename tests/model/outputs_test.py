@@ -57,12 +57,7 @@ def _model(build: Any = build_named, **options: Any) -> Any:
   metrics = {'genre': ['accuracy'], 'rating': ['mae']}
   return keras_models.from_keras(
     build,
-    **{
-      'loss': _LOSSES,
-      'loss_weights': _SCALES,
-      'metrics': metrics,
-      **options,
-    },
+    **{'loss': _LOSSES, 'loss_weights': _SCALES, 'metrics': metrics, **options},
   )
 
 
@@ -225,10 +220,7 @@ def test_a_loss_of_an_example_is_the_same_however_it_is_weighted() -> None:
   }
   one, by_output = (
     _model(weights=tf.TensorSpec(shape)).loss(
-      labels,
-      predictions,
-      tf.fill([_COUNT, *shape], 0.5),
-      tf.range(_COUNT) < 9,
+      labels, predictions, tf.fill([_COUNT, *shape], 0.5), tf.range(_COUNT) < 9
     )
     for shape in ([], [2])
   )

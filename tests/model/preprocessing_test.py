@@ -386,8 +386,7 @@ def test_a_private_run_names_what_layers_have_learned():
   process = algorithms.build_fed_recon(
     _from(_chain(_films, tf.string)),
     aggregation=tff_partial.Aggregation(
-      plan.mean(noise_seed=1),
-      client_weighting=messages.ClientWeighting.UNIFORM,
+      plan.mean(noise_seed=1), client_weighting=messages.ClientWeighting.UNIFORM
     ),
   )
   with tff_partial.runtimes.cohort(jit=False):

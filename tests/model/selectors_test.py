@@ -94,8 +94,7 @@ def test_groups_are_named_like_the_local_part():
 )
 def test_groups_need_variables_and_a_number(options):
   with pytest.raises(
-    ModelError,
-    match='need both variables of their own and a number',
+    ModelError, match='need both variables of their own and a number'
   ):
     keras_models.from_keras(_three, loss=_MSE, **options)
 

@@ -302,9 +302,7 @@ def test_what_is_frozen_keeps_every_bit():
   held = process.get_model_weights(output.state).non_trainable
   np.testing.assert_array_equal(held['first/moving_variance'], [4, 5, 6])
   inputs = tf.constant(_fields(8)['x'])
-  weights = {
-    tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, [0, 0]),
-  }
+  weights = {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, [0, 0])}
   same = [
     model.call(weights, model.frozen_weights(), inputs, training=t, seed=[0, 0])
     for t in (True, False)

@@ -24,9 +24,7 @@ def read() -> dict[str, problem.Arrays]:
 
 
 def write(
-  reference: str,
-  results: Mapping[str, problem.Arrays],
-  source: pathlib.Path,
+  reference: str, results: Mapping[str, problem.Arrays], source: pathlib.Path
 ) -> None:
   """Replaces what is recorded of one reference."""
   content = {}

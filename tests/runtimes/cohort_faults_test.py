@@ -124,11 +124,7 @@ _DOUBTFUL: dict[str, tuple[Callable[..., Any], np.ndarray, np.ndarray]] = {
     lambda i: tf.constant(_CUBE)[..., i[0], :1],
     *map(_integers, (2, 3)),
   ),
-  'a slice': (
-    lambda i: tf.slice(_TABLE, i, [2]),
-    _integers(1),
-    _integers(2),
-  ),
+  'a slice': (lambda i: tf.slice(_TABLE, i, [2]), _integers(1), _integers(2)),
   'a list': (_listed, _integers(2), _integers(3)),
   'labels': (
     lambda i: tf.nn.sparse_softmax_cross_entropy_with_logits(i, _TABLE[None]),

@@ -746,11 +746,7 @@ def _forgetful(states, values):
 def test_of_states_without_leaves_only_the_number_counts(plain):
   nothing = collections.OrderedDict()
   with plain:
-    for states in (
-      [nothing] * 3,
-      _given({}, 3),
-      Cohort(['a', 'b', 'c'], []),
-    ):
+    for states in ([nothing] * 3, _given({}, 3), Cohort(['a', 'b', 'c'], [])):
       kept, total = _forgetful(states, [1.0, 2.0, 3.0])
       assert kept == [nothing] * 3 and kept.stacked == nothing
       assert total == 6.0

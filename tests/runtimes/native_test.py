@@ -166,10 +166,7 @@ endless()
 @pytest.fixture(scope='module', name='programs')
 def fixture_programs() -> Iterator[dict]:
   """Each ending's process and workers."""
-  environment = os.environ | {
-    'PYTHONPATH': _ROOT,
-    'TF_CPP_MIN_LOG_LEVEL': '3',
-  }
+  environment = os.environ | {'PYTHONPATH': _ROOT, 'TF_CPP_MIN_LOG_LEVEL': '3'}
   processes = {}
   for ending, code in _ENDINGS.items():
     command = [sys.executable, '-c', _PROGRAM + code]

@@ -10,10 +10,7 @@ from tests.support import random_computations
 from tff_partial import runtimes
 
 # XLA or not, and how many threads; in turn, since compiling takes long.
-_SETTINGS = [
-  [(False, 1), (True, 2)],
-  [(False, 2), ('auto', 1)],
-]
+_SETTINGS = [[(False, 1), (True, 2)], [(False, 2), ('auto', 1)]]
 _MANY = 304
 # Of them, by seed, whether they fail: the last two divide by zero and the like.
 _FEW = {0: False, 1: False, 3: False, 18: True, 49: True}

@@ -77,11 +77,7 @@ class _Crew:
 
 def _runtime(crew: _Crew) -> CohortRuntime:
   return CohortRuntime(
-    jit=False,
-    threads=None,
-    strict=True,
-    choices=None,
-    workers=crew,
+    jit=False, threads=None, strict=True, choices=None, workers=crew
   )
 
 

@@ -183,9 +183,7 @@ def test_an_impossible_selection_is_refused(made, select, message):
       'expected clients and how they are measured, .*found a Evaluation',
     ),
     (
-      lambda it: {
-        'validation': tff_partial.EvaluationSet(it.model, None),
-      },
+      lambda it: {'validation': tff_partial.EvaluationSet(it.model, None)},
       'an evaluation, such as .*build_fed_recon_eval.* found a PartialModel',
     ),
     (lambda _: {'select': 'loss'}, "select: expected `Selection.'loss'."),

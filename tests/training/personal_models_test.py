@@ -395,11 +395,7 @@ def test_without_a_runtime_a_cohort_runtime_is_taken_and_kept(recon):
 
 
 @pytest.mark.parametrize(
-  'make',
-  [
-    tff_partial.runtimes.cohort,
-    tff_partial.runtimes.native,
-  ],
+  'make', [tff_partial.runtimes.cohort, tff_partial.runtimes.native]
 )
 def test_a_runtime_that_was_chosen_stays(make):
   with make() as chosen, tff_partial.runtimes.ours() as found:

@@ -604,8 +604,7 @@ def test_where_nobody_can_be_measured_there_is_no_metric(plain):
   weights = plain.process.get_model_weights(plain.process.initialize())
   weights = tf.nest.map_structure(lambda w: w * np.nan, weights)
   with pytest.raises(
-    ProgramError,
-    match=r"not finite: 14 of 14 numbers of 'items/embeddings'",
+    ProgramError, match=r"not finite: 14 of 14 numbers of 'items/embeddings'"
   ):
     programs.evaluate(plain.validation, weights)
   measured = evaluation_sets.measure(plain.validation, weights)

@@ -121,9 +121,7 @@ def build_fed_als(
 
 
 def build_fed_als_eval(
-  model: models.PartialModel,
-  *,
-  split: splits.Split | None = None,
+  model: models.PartialModel, *, split: splits.Split | None = None
 ) -> evaluation.Evaluation:
   """Build an evaluation with the posterior of each client's support set.
 

@@ -95,9 +95,7 @@ def build_fed_ials(
     ],
     statistics=[
       Statistic(
-        'user_sums',
-        lambda client: _of_user(client, packing),
-        update=add_users,
+        'user_sums', lambda client: _of_user(client, packing), update=add_users
       ),
       Statistic(
         'item_sums',

@@ -66,10 +66,7 @@ def build_pp_sgd(
     client_state=_CLIENT_STATE,
     work=[
       dataclasses.replace(
-        training,
-        train=(GLOBAL, PERSONAL),
-        weights_fn=_added,
-        measured=True,
+        training, train=(GLOBAL, PERSONAL), weights_fn=_added, measured=True
       )
     ],
     aggregation=aggregation,

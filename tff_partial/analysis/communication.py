@@ -18,8 +18,7 @@ _ID_BYTES = 4
 
 
 def communication(
-  process: processes.PartialProcess,
-  clients: Any,
+  process: processes.PartialProcess, clients: Any
 ) -> dict[str, Any]:
   """Count what a client downloads and uploads in a round.
 
@@ -48,10 +47,7 @@ def communication(
     for name, kind in process.sent_beside.items()
     if typed_values.num_bytes(kind) is not None
   }
-  uploaded = [
-    *map(_size, sent.values()),
-    *map(_size, beside.values()),
-  ]
+  uploaded = [*map(_size, sent.values()), *map(_size, beside.values())]
   counted: dict[str, Any] = {
     f'{way}_{what}': sum(size[place] for size in sizes)
     for way, sizes in (('download', loaded), ('upload', uploaded))

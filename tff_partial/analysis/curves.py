@@ -144,9 +144,7 @@ def default_metric(settings: Sequence[run_folders.Setting]) -> str:
   return 'loss'
 
 
-def mean_and_deviation(
-  traces: Sequence[Trace],
-) -> tuple[pd.Series, pd.Series]:
+def mean_and_deviation(traces: Sequence[Trace]) -> tuple[pd.Series, pd.Series]:
   """Average repetitions at the rounds that all of them measured.
 
   Args:

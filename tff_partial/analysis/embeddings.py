@@ -178,10 +178,7 @@ def _colours(maps: Mapping[str, Users]) -> dict[str, Any]:
 
 
 def _scatter(
-  axes: Any,
-  points: np.ndarray,
-  values: np.ndarray,
-  colours: Mapping[str, Any],
+  axes: Any, points: np.ndarray, values: np.ndarray, colours: Mapping[str, Any]
 ) -> None:
   """Draw the users in random order, so that no value covers the others."""
   order = np.random.default_rng(0).permutation(len(points))

@@ -151,10 +151,7 @@ def gather(
 
 
 def draw_over(
-  table: ResultTable,
-  x: str,
-  y: str,
-  path: str | os.PathLike[str],
+  table: ResultTable, x: str, y: str, path: str | os.PathLike[str]
 ) -> pathlib.Path:
   """Draw a metric over a setting, with a line for each value of all others.
 

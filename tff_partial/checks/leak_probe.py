@@ -94,8 +94,7 @@ def probe_leak(
   )
   measured = evaluation_sets.evaluate(
     evaluation_sets.EvaluationSet(
-      evaluation,
-      packing.pack(known, evaluation.example_spec, query=held_out),
+      evaluation, packing.pack(known, evaluation.example_spec, query=held_out)
     ),
     result.weights,
     seed=seed,

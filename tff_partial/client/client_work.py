@@ -197,8 +197,7 @@ class ClientWork:
 
     first = tracing.traced(remember, random_bits.SEED_SPEC)
     self.initialize_client = tff.tensorflow.computation(
-      lambda seed: first(seed),
-      type_of(random_bits.SEED_SPEC),
+      lambda seed: first(seed), type_of(random_bits.SEED_SPEC)
     )
     client_specs = examples.client_spec(self.example_spec)
     self.specs = (

@@ -49,9 +49,7 @@ def first_state(
 
 
 def _state_of_rows(
-  optimizer: phases.Optimizer,
-  weights: tiers.NamedTensors,
-  rows: Iterable[int],
+  optimizer: phases.Optimizer, weights: tiers.NamedTensors, rows: Iterable[int]
 ) -> Any:
   """Return the first state, with `rows` in place of unknown numbers of rows."""
   specs = collections.OrderedDict(

@@ -233,8 +233,7 @@ def exchange(
       tf.math.unsorted_segment_min(rank, other, number),
     )
     is_moved = is_gain & tf.equal(
-      rank,
-      tf.minimum(tf.gather(first, assignment), tf.gather(first, other)),
+      rank, tf.minimum(tf.gather(first, assignment), tf.gather(first, other))
     )
     return ~tf.reduce_any(is_moved), tf.where(is_moved, other, assignment)
 

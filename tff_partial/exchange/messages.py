@@ -167,9 +167,7 @@ def _update(
 
 
 def second_pass(
-  statistic: Statistic,
-  work: client_work.ClientWork,
-  sent: Mapping[str, Any],
+  statistic: Statistic, work: client_work.ClientWork, sent: Mapping[str, Any]
 ) -> tff.Computation:
   """Make `(new ModelWeights, C, D, further values -> summary)`.
 

@@ -182,8 +182,7 @@ def settle(
     if one.settle is not None:
       own, total = joined[one.statistic.name]
       kept = tff.federated_map(
-        one.settle,
-        (client_states, kept, own, tff.federated_broadcast(total)),
+        one.settle, (client_states, kept, own, tff.federated_broadcast(total))
       )
   return kept
 

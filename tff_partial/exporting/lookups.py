@@ -17,9 +17,7 @@ from tff_partial.model import preprocessing
 FILE = 'lookups.json'
 
 
-def tables(
-  lifted: Mapping[str, preprocessing.Lifted],
-) -> dict[str, list[str]]:
+def tables(lifted: Mapping[str, preprocessing.Lifted]) -> dict[str, list[str]]:
   """Return the lines of each input's vocabulary, if its layer has one.
 
   Raises:

@@ -34,8 +34,7 @@ def accumulating(
     return tff.federated_value((), tff.SERVER)
 
   @tff.federated_computation(
-    initialize.type_signature.result,
-    tff.FederatedType(value_type, tff.CLIENTS),
+    initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
   )
   def next_fn(state: Any, value: Any) -> Any:
     return tff.templates.MeasuredProcessOutput(

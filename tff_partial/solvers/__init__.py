@@ -2,12 +2,6 @@
 
 from tff_partial._environment import lazily as _lazily
 
-__all__ = [
-  'affine',
-  'exact',
-  'linear_systems',
-  'newton',
-  'triangles',
-]
+__all__ = ['affine', 'exact', 'linear_systems', 'newton', 'triangles']
 
 __getattr__ = _lazily.importer(__name__, __all__)

@@ -110,7 +110,7 @@ def compose_released(
           clients=clients,
           clip=clip.clip,
         ),
-      ),
+      )
     ],
     server_state=lambda model: _first_state(items),
   )
@@ -206,9 +206,7 @@ def _update(
   held = weights[posteriors.COVARIANCE]
   new = {
     posteriors.ITEM: tf.where(
-      is_first,
-      items.first(item),
-      tf.concat([mean, item[:, learned:]], 1),
+      is_first, items.first(item), tf.concat([mean, item[:, learned:]], 1)
     ),
     posteriors.COVARIANCE: tf.where(is_first, held, packing.pack(covariance)),
     posteriors.NOISE: noise,

@@ -99,10 +99,7 @@ def build_ranking_eval(
   _check_items(model, num_items, item, num_top)
   catalogue = _Catalogue(num_items, item, output, last.read, num_top)
   ranked = model.with_replaced_predictions(
-    {
-      _PREDICTION: model.prediction_spec,
-      **ranking_metrics.ranks_spec(num_top),
-    },
+    {_PREDICTION: model.prediction_spec, **ranking_metrics.ranks_spec(num_top)},
     lambda ranks: ranks[_PREDICTION],
     metrics or ranking_metrics.ranking_metrics(),
   )

@@ -98,10 +98,7 @@ def histograms(
     model.with_replaced_predictions(
       spec, lambda same: same, lambda: [ErrorHistogram()]
     ),
-    work=[
-      *before,
-      dataclasses.replace(last, predict_fn=_predictions),
-    ],
+    work=[*before, dataclasses.replace(last, predict_fn=_predictions)],
     client_state=evaluation.parts.client_state,
     server_state=evaluation.parts.server_state,
   )

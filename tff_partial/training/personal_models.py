@@ -71,11 +71,7 @@ def personalise(
     trained, clients, client_id, evaluation, seed
   )
   return model_of(
-    evaluation,
-    trained.best_weights,
-    kept,
-    client,
-    trained.best_server_state,
+    evaluation, trained.best_weights, kept, client, trained.best_server_state
   )
 
 
@@ -311,14 +307,7 @@ def _at_home(
     ]
   return evaluation_lib.build_evaluation(
     process.model,
-    work=[
-      *own,
-      phases.Phase(
-        train=(),
-        weights_fn=weights_fn,
-        measured=True,
-      ),
-    ],
+    work=[*own, phases.Phase(train=(), weights_fn=weights_fn, measured=True)],
     client_state=work.client_state,
     server_state=process.server_state,
   )

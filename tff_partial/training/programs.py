@@ -181,12 +181,7 @@ def check(
     privacy=ledger,
     clients=clients,
     sampler=sampling.planned(
-      ids,
-      clients_per_round,
-      seed,
-      oversample,
-      dropout_rate,
-      ledger,
+      ids, clients_per_round, seed, oversample, dropout_rate, ledger
     ),
     rounds=rounds,
     seed=seed,

@@ -25,9 +25,7 @@ Accounting: TypeAlias = privacy_plans.PrivacyLedger | Literal['unaccounted']
 
 
 def ledger_of(
-  process: processes.PartialProcess,
-  privacy: Accounting | None,
-  rounds: int,
+  process: processes.PartialProcess, privacy: Accounting | None, rounds: int
 ) -> privacy_plans.PrivacyLedger | None:
   """Return the ledger that counts a run's rounds, or None if not needed.
 

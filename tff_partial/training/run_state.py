@@ -160,10 +160,7 @@ class Run:
     return output.metrics
 
   def note_training(
-    self,
-    metrics: Mapping[str, Any],
-    size: int,
-    stop: selection.StoppingRule,
+    self, metrics: Mapping[str, Any], size: int, stop: selection.StoppingRule
   ) -> None:
     """Note the round's loss, and whether one more round has diverged."""
     notes = self.notes

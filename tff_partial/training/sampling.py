@@ -191,10 +191,5 @@ def planned(
     if isinstance(plan.sampling, samplings.OncePerTree):
       planned['rounds_per_tree'] = plan.sampling.rounds_per_tree
   return CohortSampler(
-    client_ids,
-    clients_per_round,
-    seed,
-    oversample,
-    dropout_rate,
-    **planned,
+    client_ids, clients_per_round, seed, oversample, dropout_rate, **planned
   )

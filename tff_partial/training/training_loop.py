@@ -307,8 +307,7 @@ class TrainingLoop:
     has_diverged = run.has_diverged(self.stop)
     if has_diverged:
       logging.warning(
-        '%s',
-        selection.describe_divergence(run.round, self.rounds, train),
+        '%s', selection.describe_divergence(run.round, self.rounds, train)
       )
     return results.TrainingResult(
       state=run.state,

@@ -131,11 +131,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_embed_prototype': sub_populations.fed_embed(
     'prototype',
     tasks_lib.HEADS,
-    (
-      'triplet_steps',
-      *sub_populations.FORMING,
-      *sub_populations.CENTERS,
-    ),
+    ('triplet_steps', *sub_populations.FORMING, *sub_populations.CENTERS),
   ),
   'fed_embed_som': sub_populations.fed_embed(
     'map',
@@ -161,10 +157,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'ditto': building.Algorithm(
     building.trained_by(
-      'build_ditto',
-      building.PENALTY,
-      training=_GLOBAL,
-      personal=_PERSONAL,
+      'build_ditto', building.PENALTY, training=_GLOBAL, personal=_PERSONAL
     ),
     building.measured_by('build_ditto_eval', building.PENALTY),
     personal=_PERSONAL,
@@ -223,8 +216,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reads=('penalty',),
   ),
   'pp_sgd': _kept(
-    'pp_sgd',
-    building.trained_by('build_pp_sgd', training=_BOTH),
+    'pp_sgd', building.trained_by('build_pp_sgd', training=_BOTH)
   ),
   'fed_ala': _kept(
     'fed_ala',
@@ -302,10 +294,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     many_users.fed_prox, _FOR_ALL, reads=('penalty',)
   ),
   'fed_att': _kept(
-    'fed_att',
-    building.fed_att,
-    user=tasks_lib.OWN,
-    ignores=building.STEPPING,
+    'fed_att', building.fed_att, user=tasks_lib.OWN, ignores=building.STEPPING
   ),
   'fed_noise': _kept(
     'fed_noise',

@@ -87,9 +87,7 @@ def _noisy_als(builder: str) -> Build:
         'fed_als.'
       )
     return getattr(tff_partial.algorithms, builder)(
-      model,
-      aggregation=run.aggregation(),
-      attributes=run.task.item_columns(),
+      model, aggregation=run.aggregation(), attributes=run.task.item_columns()
     )
 
   return build

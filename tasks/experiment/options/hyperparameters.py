@@ -157,9 +157,7 @@ class Hpfl(Options):
     choices=(CENTERS, SUMS),
   )
   rows_per_center: int = detail(
-    10,
-    'Rows for each center, at a client and again at the server.',
-    at_least=1,
+    10, 'Rows for each center, at a client and again at the server.', at_least=1
   )
   num_centers: int | None = option(
     None,
@@ -207,9 +205,7 @@ class Hpfl(Options):
       )
 
   def drafting(
-    self,
-    table_rows: Mapping[str, Sequence[int]],
-    join: client_statistics.Join,
+    self, table_rows: Mapping[str, Sequence[int]], join: client_statistics.Join
   ) -> centers.ClientCenters | centers.Sums:
     """Build the drafts of private tables.
 
@@ -258,8 +254,7 @@ class Hyperparameters(Options):
     '(--reconstruction_optimizer=exact), which is otherwise a constant.',
   )
   learned_first_values: bool = option(
-    False,
-    'Start local weights from values that all clients learn together.',
+    False, 'Start local weights from values that all clients learn together.'
   )
   penalty: float | None = option(
     None,

@@ -64,8 +64,7 @@ def describe(config: Config, output: Output) -> Iterator[str]:
       f'{config.loop.evaluate_every}',
     )
     counted = communication(
-      trainable.process,
-      clients if trainable.ledger is None else (),
+      trainable.process, clients if trainable.ledger is None else ()
     )
     yield _line('bytes', _bytes(counted, joined * rounds))
     yield _line('privacy', _privacy(trainable, rounds))

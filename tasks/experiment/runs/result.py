@@ -66,10 +66,7 @@ def table(report: Mapping[str, Any]) -> str:
   for name, last in report['test'].items():
     rows += [
       (f'test ({name}), round {report["rounds"]}', last),
-      (
-        f'test ({name}), best round {best["round"] or "-"}',
-        best['test'][name],
-      ),
+      (f'test ({name}), best round {best["round"] or "-"}', best['test'][name]),
     ]
   names = [
     name

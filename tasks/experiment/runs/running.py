@@ -325,9 +325,7 @@ def _measured(
   best = last
   if trained.best_round != trained.rounds:
     best = tested(
-      trained.best_weights,
-      trained.best_client_store,
-      trained.best_server_state,
+      trained.best_weights, trained.best_client_store, trained.best_server_state
     )
   return {
     'train': trained.train,

@@ -41,9 +41,7 @@ class CompiledLoop:
   """`ClientLoop` for one signature; traced once, run with XLA or without."""
 
   def __init__(
-    self,
-    loop: client_loop.ClientLoop,
-    signature: loop_inputs.Signature,
+    self, loop: client_loop.ClientLoop, signature: loop_inputs.Signature
   ):
     """Trace the loop for exact shapes."""
     self._loop, self._signature = loop, signature

@@ -177,9 +177,7 @@ class _Imported:
     return results if isinstance(results, list | tuple) else [results]
 
 
-def _adding_in_place(
-  graph_def: tf.compat.v1.GraphDef,
-) -> tf.compat.v1.GraphDef:
+def _adding_in_place(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
   """Return a graph that adds rows to a table in place where nothing else reads.
 
   `TensorScatterAdd` copies its table on a CPU in any case, so that to add a few

@@ -145,17 +145,13 @@ class ShardWorker:
   """Worker that runs shards for a caller in another process."""
 
   def __init__(
-    self,
-    jit: jit_autotuning.Jit,
-    strict: bool,
-    folder: str | None = None,
+    self, jit: jit_autotuning.Jit, strict: bool, folder: str | None = None
   ) -> None:
     """Set up; large results of clients go to a folder, or are returned."""
     self._folder = folder
     self._chooser = jit_autotuning.Chooser(jit, None, strict, threads=1)
     self._resources = rounds.Resources(
-      client_feeds.DeviceArrays(),
-      self._chooser,
+      client_feeds.DeviceArrays(), self._chooser
     )
     self._programs: dict[str, rounds.CompiledComputation] = {}
     self._arrays: dict[int, np.ndarray] = {}
@@ -249,8 +245,7 @@ def sent(share: rounds.Share, program: flat_program.Program) -> rounds.Share:
 
 
 def by_place(
-  program: flat_program.Program,
-  values: Mapping[flat_program.Key, Any],
+  program: flat_program.Program, values: Mapping[flat_program.Key, Any]
 ) -> dict[int, Any]:
   """Convert values to arrays, by places that other processes know."""
   return {

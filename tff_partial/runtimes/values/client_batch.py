@@ -143,9 +143,7 @@ class Columns(list[Any]):
 
   @classmethod
   def of_scattered(
-    cls,
-    scattered: Scattered,
-    convert: Callable[[Iterator[Any]], Any],
+    cls, scattered: Scattered, convert: Callable[[Iterator[Any]], Any]
   ) -> Self:
     """Wrap values that lie in several places.
 

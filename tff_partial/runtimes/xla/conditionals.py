@@ -74,9 +74,7 @@ def _is_dense(operation: tf.Operation) -> bool:
   )
 
 
-def _choice(
-  node: tf.compat.v1.NodeDef,
-) -> Iterable[tf.compat.v1.NodeDef]:
+def _choice(node: tf.compat.v1.NodeDef) -> Iterable[tf.compat.v1.NodeDef]:
   """Yield calls of both branches, then a node with the old name and outputs."""
   condition, *inputs = node.input
   types = node.attr['Tout'].list.type

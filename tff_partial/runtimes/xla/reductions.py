@@ -108,10 +108,7 @@ def fold(
     result = operation.outputs[0]
     replaced[result.name] = tf.reshape(_FOLDED[operation.type](x), result.shape)
   found = tf.graph_util.import_graph_def(
-    graph_def,
-    input_map=replaced,
-    return_elements=list(outputs),
-    name='outputs',
+    graph_def, input_map=replaced, return_elements=list(outputs), name='outputs'
   )
   # Mapped tensors are not imported: outputs that are inputs or reductions.
   return [
