@@ -94,6 +94,11 @@ def build_per_fed_avg(
       for (name, more), less in zip(ahead.items(), behind.values(), strict=True)
     )
 
+  measuring = Phase(train=(), on=training.on, loss=training.loss, measured=True)
+  if training.drop_remainder:  # A client that takes no step has no weight.
+    measuring = dataclasses.replace(
+      measuring, drop_remainder=True, batch_size=training.batch_size
+    )
   return compose(
     model,
     work=[
@@ -103,15 +108,7 @@ def build_per_fed_avg(
         terms=(*training.terms, adapted_loss),
         use_model_loss=False,
       ),
-      Phase(
-        train=(),
-        on=training.on,
-        # A client that takes no step has no weight.
-        drop_remainder=training.drop_remainder,
-        batch_size=training.batch_size if training.drop_remainder else 20,
-        loss=training.loss,
-        measured=True,
-      ),
+      measuring,
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizer,

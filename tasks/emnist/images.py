@@ -218,7 +218,7 @@ def _leaf_writers(part: pathlib.Path) -> Iterator[_OfWriter]:
       if len(x) != len(y) or not np.isin(y, range(_CHARACTERS)).all():
         raise ValueError(f'its {len(x)} images have {len(y)} labels {y[:3]}')
       if not ((x >= 0) & (x <= 1)).all():
-        raise ValueError(f'its paper is 1, found {x.min()} to {x.max()}')
+        raise ValueError(f'its numbers are from {x.min()} to {x.max()}')
       yield writer, x, y
   except (KeyError, TypeError, ValueError) as error:
     raise DataError(

@@ -65,7 +65,9 @@ def build_p_fed_me(
     logging.warning(
       'pFedMe: learning_rate=%g times rate_factor=%g and penalty=%g is more '
       'than 1: w moves beyond theta on each batch, and may diverge.',
-      *(learning_rate, factor, penalty),
+      learning_rate,
+      factor,
+      penalty,
     )
   terms = (*personal.terms, moreau(penalty))
   return compose(

@@ -5,14 +5,17 @@ import numbers
 from typing import Any
 
 
-def why_not_whole(value: Any) -> str:
+def why_not_whole(value: Any, at_least: int | None = None) -> str:
   """Return why a value is not a whole number, or '' if it is one.
 
   Args:
     value: The given value.
+    at_least: The least number that is accepted; any by default.
   """
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     return f'expected a whole number, found {value!r}'
+  if at_least is not None and value < at_least:
+    return f'expected at least {at_least}, found {value}'
   return ''
 
 

@@ -172,7 +172,7 @@ def chosen(structure: tff.Type, name: str) -> tff.Computation:
 
 
 def _chosen_if_finite(structure: tff.Type, name: str) -> tff.Computation:
-  """Make `(structure -> its element)`; zeros for such as a mean of none."""
+  """Make `(structure -> its element)`, or zeros if it is not finite."""
   return tff.tensorflow.computation(
     lambda joined: messages.zero_unless(are_finite(joined[name]))(joined[name]),
     structure,

@@ -232,7 +232,7 @@ def _write(
 
 def _check_sizes(**sizes: int | None) -> None:
   for name, size in sizes.items():
-    if size is not None and (checked_numbers.why_not_whole(size) or size < 1):
+    if size is not None and checked_numbers.why_not_whole(size, 1):
       raise ExportError(
         f'{name}={size}: give room for 1 example or more, a whole number.'
       )

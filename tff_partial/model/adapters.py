@@ -153,7 +153,7 @@ class _Adapted(NamedTuple):
 
 def _check_choices(rank: int, alpha: float | None, a: str, b: str) -> None:
   """Refuse what is no adapter."""
-  if checked_numbers.why_not_whole(rank) or rank < 1:
+  if checked_numbers.why_not_whole(rank, 1):
     raise ModelError(f'rank={rank!r}: give a whole number of at least 1.')
   if alpha is not None and not (alpha > 0 and math.isfinite(alpha)):
     raise ModelError(f'alpha={alpha!r}: give a number above 0.')

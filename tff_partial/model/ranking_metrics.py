@@ -47,9 +47,7 @@ def ranks_spec(k: int) -> dict[str, Any]:
 def _check_least(least: int, **numbers: Any) -> None:
   """Refuse numbers that are not whole, or below the least."""
   for name, number in numbers.items():
-    wrong = checked_numbers.why_not_whole(number)
-    if wrong or number < least:
-      wrong = wrong or f'expected at least {least}, found {number}'
+    if wrong := checked_numbers.why_not_whole(number, least):
       raise SettingError(f'{name}: {wrong}.')
 
 

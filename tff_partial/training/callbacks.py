@@ -74,7 +74,7 @@ class EarlyStopping:
   min_delta: float = 0.0
 
   def __post_init__(self) -> None:
-    if checked_numbers.why_not_whole(self.patience) or self.patience < 1:
+    if checked_numbers.why_not_whole(self.patience, 1):
       raise ProgramError(
         f'EarlyStopping: patience must be positive, found {self.patience}. '
         'Give a whole number.'

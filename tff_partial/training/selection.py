@@ -74,9 +74,7 @@ class StoppingRule:
 
   def __post_init__(self) -> None:
     are_usual = self.factor >= 1 and 0 <= self.share_not_finite <= 1
-    if checked_numbers.why_not_whole(self.rounds) or not (
-      are_usual and self.rounds >= 1
-    ):
+    if not are_usual or checked_numbers.why_not_whole(self.rounds, 1):
       raise ProgramError(
         f'{self}: give a factor of 1 or more, a share from 0 to 1, and a whole '
         'number of rounds from 1.'

@@ -101,7 +101,7 @@ def ray(
   if workers is not None and workers < 1:
     raise ValueError(f'Expected at least one worker, found workers={workers}.')
   if not patience > 0:
-    raise ValueError(f'Expected more than no second, found {patience=}.')
+    raise ValueError(f'{patience=}: give a number of seconds above 0.')
   if importlib.util.find_spec('ray') is None:
     raise errors.CohortRuntimeError(
       "The Ray runtime needs Ray: pip install 'ray>=2.52,<2.60', or in a clone "
