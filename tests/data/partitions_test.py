@@ -205,6 +205,7 @@ def test_parts_by_label_are_as_large_as_others(fractions):
     (lambda: partitions.iid(3, 4), '4 clients with at least 1 .* there are 3'),
     (lambda: partitions.dirichlet(_LABELS, 2, 0.0), 'alpha=0.0'),
     (lambda: partitions.dirichlet(_LABELS, 2, 1e308), r'alpha=1e\+308'),
+    (lambda: partitions.dirichlet(_LABELS, 2, 1e-100), 'at least 1e-6'),
     (
       lambda: partitions.by_label(_LABELS, 5, min_examples=-1),
       'min_examples=-1: give 0 or more',

@@ -49,7 +49,7 @@ def dirichlet(
   Args:
     labels: `[examples]`, integers or strings.
     num_clients: Number of clients.
-    alpha: The concentration, above 0.
+    alpha: The concentration, at least 1e-6.
     min_examples: Clients drawn with fewer get more, one at a time, from the
       client with the most; 0 allows clients without examples.
     seed: Seed of shares and examples.
@@ -58,11 +58,13 @@ def dirichlet(
     ClientDataError: If a number is invalid, or there are too few examples.
   """
   labels = _checked_labels(labels)
-  # The sum of so large draws would be infinite, and each share 0.
-  if not 0.0 < alpha < 1e300:
+  # The sum of larger draws would be infinite, and each share 0. NumPy draws
+  # smaller ones by rejection, in a time like 1 / alpha.
+  if not 1e-6 <= alpha < 1e300:
     raise ClientDataError(
-      f'alpha={alpha}: a Dirichlet distribution has a concentration above 0. '
-      'Try 0.1 for clients of few labels, 100 for clients that are alike.'
+      f'alpha={alpha}: expected a concentration of at least 1e-6, at which a '
+      'client has all examples of a label. Try 0.1 for clients of few labels, '
+      '100 for clients that are alike.'
     )
   _check_clients(num_clients, len(labels), min_examples)
   held: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
