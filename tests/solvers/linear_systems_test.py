@@ -41,3 +41,18 @@ def test_conjugate_gradients_end_in_nan(at) -> None:
     lambda way: numbers['matrix'] * way, tf.constant(numbers['right'])
   )
   assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize(
+  ('size', 'power', 'is_solved'), [(200, 5.5, True), (60, 14.0, False)]
+)
+def test_what_conjugate_gradients_do_not_solve_is_nan(size, power, is_solved):
+  # The first takes more than 1,000 steps, the second more than it is given.
+  diagonal = np.logspace(0.0, power, size)
+  found = tf.function(linear_systems.solve_by_products)(
+    lambda way: diagonal * way, tf.ones(size, tf.float64)
+  )
+  if is_solved:
+    np.testing.assert_allclose(found, 1.0 / diagonal, rtol=1e-4)
+  else:
+    assert np.isnan(found).all()

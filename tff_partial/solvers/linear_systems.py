@@ -21,8 +21,10 @@ _portable: contextvars.ContextVar[bool] = contextvars.ContextVar(
 _SMALL = 32
 # Relative size of the residual at which conjugate gradients stop.
 _TOLERANCE = 1e-6
-# Conjugate gradients end after as many steps as unknowns, but for rounding.
-_MAX_STEPS = 1000
+# They end after as many steps as unknowns, but for rounding: so often as many,
+# and at least so many. A larger residual than this is then no solution.
+_ROUNDS, _LEAST_STEPS = 10, 1000
+_ACCEPTED = 1e-4
 
 
 @contextlib.contextmanager
@@ -92,13 +94,15 @@ def solve_by_products(
     right: `[size]`.
 
   Returns:
-    `[size]`; NaN if the right-hand side or a product is not finite.
+    `[size]`; NaN if the right-hand side or a product is not finite, or if the
+    steps end far from a solution, as with too small a ridge.
   """
   scale = tf.reduce_sum(tf.square(right))
   bound = _TOLERANCE**2 * scale
+  max_steps = tf.maximum(_LEAST_STEPS, _ROUNDS * tf.size(right))
 
   def goes_on(step: tf.Tensor, *state: tf.Tensor) -> tf.Tensor:
-    return tf.logical_and(step < _MAX_STEPS, state[-1] > bound)
+    return tf.logical_and(step < max_steps, state[-1] > bound)
 
   def next_of(
     step: tf.Tensor,
@@ -119,10 +123,11 @@ def solve_by_products(
       new,
     )
 
-  _, found, *_ = tf.while_loop(
+  _, found, *_, left = tf.while_loop(
     goes_on,
     next_of,
     (tf.constant(0), tf.zeros_like(right), right, right, scale),
     parallel_iterations=1,
   )
-  return tf.where(tf.math.is_finite(scale), found, float('nan'))
+  is_solved = tf.math.is_finite(scale) & (left <= _ACCEPTED**2 * scale)
+  return tf.where(is_solved, found, float('nan'))
