@@ -535,6 +535,23 @@ def test_phases_that_swap_their_numbers_are_another_process(plain):
     run_settings.check(first, other, 'out')
 
 
+@pytest.mark.slow
+def test_phases_of_validation_that_swap_their_numbers_are_another(plain):
+  def described(*epochs):
+    work = [
+      phases.Phase(train=(tff_partial.tiers.LOCAL,), epochs=number)
+      for number in epochs
+    ]
+    return run_settings.of_evaluation(
+      tff_partial.evaluation.build_evaluation(
+        plain.process.model, work=[*work, phases.Phase(measured=True)]
+      )
+    )
+
+  with pytest.raises(ProgramError, match='work was epochs 1'):
+    run_settings.check(described(1, 3), described(3, 1), 'out')
+
+
 # Ratings of this size leave losses finite for a while, or not at all.
 @pytest.mark.slow
 @pytest.mark.parametrize('scale, patience', [(10.0, 2), (1e30, 5)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
@@ -20,7 +21,7 @@ _CLIENTS_COMPARED = 64
 # Descriptions of settings whose values alone mean nothing.
 RELEASED = 'released'
 _PHASES = 'phases of the process'
-_LATER = RELEASED, 'validation remembering', _PHASES
+_LATER = RELEASED, 'validation remembering', 'validation work', _PHASES
 _SETTINGS = {
   _PHASES: 'process (which phase has which learning rate, epochs or steps)',
   'process': 'process (algorithm, model, optimizers or learning rates)',
@@ -64,9 +65,7 @@ def describe(loop: training_loop.TrainingLoop) -> dict[str, str]:
   described: dict[str, str] = {}
   if validation is not None:
     described = {
-      'evaluation': fingerprints.of_computations(
-        validation.evaluation.evaluate
-      ),
+      **of_evaluation(validation.evaluation),
       **_described(validation.clients, sample),
       'remembering': str(validation.remembering),
     }
@@ -87,10 +86,22 @@ def of_process(process: processes.PartialProcess) -> dict[str, str]:
     'process': fingerprints.of_computations(
       process.initialize, process.next, process.initialize_client
     ),
-    _PHASES: '; '.join(
-      ', '.join(_numbers(phase)) for phase in phases.all_phases(work)
-    ),
+    _PHASES: _numbers_of_phases(work),
   }
+
+
+def of_evaluation(measure: evaluation.Evaluation) -> dict[str, str]:
+  """Describe an evaluation likewise."""
+  return {
+    'evaluation': fingerprints.of_computations(measure.evaluate),
+    'work': _numbers_of_phases(measure.parts.work),
+  }
+
+
+def _numbers_of_phases(work: phases.Work) -> str:
+  return '; '.join(
+    ', '.join(_numbers(phase)) for phase in phases.all_phases(work)
+  )
 
 
 def _numbers(value: Any, name: str = '') -> Iterator[str]:
