@@ -120,6 +120,12 @@ def test_a_seed_without_a_value_is_not_left_out_of_a_mean(tmp_path):
   assert table.to_markdown().splitlines()[-1].endswith('| 3 | - |')
 
 
+def test_small_means_keep_their_digits(tmp_path):
+  folders.write(tmp_path, 'a', seed=0, rmse=3.14159e-5)
+  text = tables.gather(_settings(tmp_path)).to_markdown()
+  assert text.endswith('| 1 | 3.142e-05 |')
+
+
 def test_markdown_marks_what_was_lost(sweep):
   lines = tables.gather(_settings(sweep)).to_markdown().splitlines()
   assert lines[0] == '| rate | seeds | rmse |'

@@ -238,9 +238,11 @@ def _say_seeds(row: Mapping[Any, Any]) -> str:
 
 
 def _with_deviation(mean: float, deviation: float, seeds: int) -> str:
-  """Format a mean with four decimals, or six digits if it is large."""
+  """Format a mean with four decimals, or by digits if it is large or small."""
   if not seeds or math.isnan(mean):
     return '-'
   style = '.4f' if abs(mean) < 1e4 else '.6g'
+  if 0.0 < abs(mean) < 1e-3:
+    style = '.4g'
   text = f'{mean:{style}}'
   return f'{text} ± {deviation:{style}}' if seeds > 1 else text
