@@ -54,10 +54,10 @@ _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
 )
 TASKS = {task.name: task for task in _TASKS}
 
-# Defaults of the flags that only some algorithms read.
+# Defaults of the flags that are not always read.
 _USUAL = {
   choice.flag: choice.value
-  for options in (LocalTraining(), Server(), Hyperparameters())
+  for options in (LocalTraining(), Server(), Hyperparameters(), Privacy())
   for choice in options.choices()
 }
 
@@ -176,6 +176,11 @@ class Config(Options):
         'a run that is not private and counts no epsilon. Give '
         '--target_epsilon or --noise_multiplier, or choose no noise.'
       )
+    if self.data.is_synthetic:
+      self.task.refuse_set(
+        ('data_set', 'edition', 'corpus'),
+        'with --data=synthetic none is read. Leave one of the two out.',
+      )
     readers = {
       'item_attributes': ('dp_als', 'fed_als', 'fed_als_private'),
       'user_attributes': ('fed_als',),
@@ -249,26 +254,29 @@ class Config(Options):
     Args:
       values: New values by flag name. Another `task` comes with its own
         defaults; another `algorithm` resets the flags that it does not read,
-        an exact reconstruction those of steps, and a split without a share the
-        share.
+        an exact reconstruction those of steps, a split without a share the
+        share, a fixed clip those of an adaptive one, and synthetic data the
+        data set.
 
     Raises:
       OptionError: If there is no such flag, or the value is impossible.
     """
     others = dict(values)
+    name = others.pop(TASK, self.task.name)
+    if name not in TASKS:
+      raise OptionError(f'--task={name}: {spelling.choose(name, TASKS)}')
+    if name != self.task.name:
+      changed = dataclasses.replace(self, task=TASKS[name]())
+      return changed.with_flags(others)
     algorithm = others.get('algorithm', self.algorithm)
     if algorithm != self.algorithm and algorithm in algorithms.ALGORITHMS:
       for flag in algorithms.unread(algorithm):
         others.setdefault(flag, _USUAL[flag])
+    of_task = {choice.flag: choice.value for choice in TASKS[name]().choices()}
     for flag in unread_beside(others):
-      others.setdefault(flag, _USUAL[flag])
-    name = others.pop(TASK, self.task.name)
-    if name == self.task.name:
-      return super().with_flags(others)
-    if name not in TASKS:
-      raise OptionError(f'--task={name}: {spelling.choose(name, TASKS)}')
-    changed = dataclasses.replace(self, task=TASKS[name]())
-    return changed.with_flags(others)
+      if flag in of_task or flag in _USUAL:
+        others.setdefault(flag, of_task.get(flag, _USUAL.get(flag)))
+    return super().with_flags(others)
 
   def may_change(self) -> set[str]:
     """Return the flags that may change when a run is resumed."""

@@ -79,8 +79,9 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
   If a later flag overrides the algorithm of a recipe or of a folder's run, the
   flags before it that the new algorithm does not read are dropped. So are flags
-  of steps before an exact solve that takes none, and the support set's share
-  before a split without one.
+  of steps before an exact solve that takes none, the support set's share before
+  a split without one, flags of adaptive clipping before a fixed clip, and the
+  data set before synthetic data.
 
   Args:
     arguments: The command line, without the program's name.

@@ -38,6 +38,8 @@ _TRUSTED = {
 }
 # A run is private with one of these flags; the others need one of them.
 _GOAL = ('target_epsilon', 'noise_multiplier')
+# Settings of adaptive clipping, which a fixed clip has no use for.
+OF_ADAPTIVE = ('clip_quantile', 'initial_clip', 'count_stddev')
 # Fields of result.json that depend on the training data without noise.
 NOT_PRIVATE = (
   'rounds',
@@ -148,6 +150,11 @@ class Privacy(Options):
         'too, or leave it out.',
       )
       return
+    if self.clip is not None:
+      self.refuse_set(
+        OF_ADAPTIVE,
+        f'--clip={self.clip} does not adapt. Leave out one of both.',
+      )
     if all(getattr(self, name) is not None for name in _GOAL):
       raise OptionError(
         f'--target_epsilon={self.target_epsilon} and --noise_multiplier='

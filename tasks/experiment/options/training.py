@@ -15,9 +15,11 @@ from typing import Any, ClassVar, TYPE_CHECKING
 from tasks.errors import OptionError
 from tasks.experiment.options.optimizers import EXACT
 from tasks.experiment.options.optimizers import Optimizer
+from tasks.experiment.options.privacy import OF_ADAPTIVE
 from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
+from tasks.shared_options import SYNTHETIC
 import tff_partial
 
 if TYPE_CHECKING:
@@ -33,14 +35,22 @@ OF_STEPS = (
 # Splits whose share of the support set is chosen.
 _WITH_SHARE = ('fraction', 'by_time')
 # Flags beside some values of which others have no use.
-DECIDING = ('reconstruction_optimizer', 'split')
+DECIDING = ('reconstruction_optimizer', 'split', 'clip', 'data')
 
 
 def unread_beside(values: Mapping[str, Any]) -> tuple[str, ...]:
   """Return the flags that have no use beside some values of DECIDING."""
-  of_steps = OF_STEPS if str(values.get(DECIDING[0])).startswith(EXACT) else ()
-  has_share = values.get(DECIDING[1], _WITH_SHARE[0]) in _WITH_SHARE
-  return (*of_steps, *(() if has_share else ('support_share',)))
+  optimizer, split, clip, data = map(values.get, DECIDING)
+  unread: tuple[str, ...] = ()
+  if str(optimizer).startswith(EXACT):
+    unread += OF_STEPS
+  if split not in (None, *_WITH_SHARE):
+    unread += ('support_share',)
+  if clip is not None:
+    unread += OF_ADAPTIVE
+  if data == SYNTHETIC:
+    unread += ('data_set',)
+  return unread
 
 
 @dataclasses.dataclass(frozen=True)

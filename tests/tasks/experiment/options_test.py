@@ -199,6 +199,8 @@ def test_numbers_of_other_kinds_become_pythons():
         '--set=aggregator=krum --client_weighting=targets': 'counts once',
         '--delta=1e-6': '--delta=1e-06: the run is not private',
         '--initial_clip=1': '--initial_clip=1.0: the run is not private',
+        '--noise_multiplier=1 --clip=1 --initial_clip=2': 'does not adapt. Le',
+        '--data=synthetic --data_set=ml-1m': '--data_set=ml-1m: with',
         '--ray_address=auto': '--ray_address=auto: give it with --runtime=ray',
         '--task=movielens_ranking --algorithm=fed_ials --biases': 'no biases',
         '--task=emnist --users=5 --emnist_partition=writers': '--users=5: each',

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import operator
 from unittest import mock
 
 from absl import flags as absl_flags
@@ -224,6 +225,23 @@ def test_a_split_without_a_share_leaves_the_share_of_the_recipe():
   parsed = parse([f'--recipe={recipe}', '--split=halves'])
   assert parsed == from_recipe(recipe, split='halves')
   assert parsed.local.support_share == 0.5
+
+
+@pytest.mark.parametrize(
+  ('recipe', 'flag', 'value', 'left', 'usual'),
+  [
+    ('movielens_fed_recon_dp', 'clip', 0.5, 'privacy.initial_clip', 0.1),
+    ('fashion_mnist_fed_avg', 'data', 'synthetic', 'task.edition', 'mnist'),
+  ],
+)
+def test_a_flag_leaves_what_has_no_use_beside_it(
+  recipe, flag, value, left, usual
+):
+  read = operator.attrgetter(left)
+  assert read(from_recipe(recipe)) != usual
+  parsed = parse([f'--recipe={recipe}', f'--{flag}={value}'])
+  assert parsed == from_recipe(recipe, **{flag: value})
+  assert read(parsed) == usual
 
 
 def test_flags_of_a_task_are_checked_together():
