@@ -98,6 +98,16 @@ def test_joins_beside_numpy(join, number, runtime):
   assert not np.any(nothing['weights']) and not nothing['bias']
 
 
+def test_wide_numbers_are_joined_as_such():
+  factory = aggregators.coordinate_median(clients_per_round=3)
+  value = collections.OrderedDict(a=np.float64, b=np.float32)
+  process = factory.create(tff.to_type(value), tff.TensorType(np.float32))
+  sent = [collections.OrderedDict(a=1.0 + n * 1e-12, b=1.0) for n in range(3)]
+  with planted.RUNTIMES['no jit']():
+    found = process.next(process.initialize(), sent, [1.0] * 3).result
+  assert found['a'] == 1.0 + 1e-12 and found['b'] == 1.0
+
+
 def test_more_clients_than_there_is_room_for_are_an_error():
   process = _process(aggregators.coordinate_median(clients_per_round=1))
   one = collections.OrderedDict(

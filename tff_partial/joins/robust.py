@@ -26,8 +26,8 @@ from tff_partial.joins.row_aggregations import CollectRowsFactory
 from tff_partial.joins.row_aggregations import IS_REAL
 from tff_partial.joins.row_aggregations import ROWS
 
-# Updates of the clients that count, float32 `[clients, size]`, at least one ->
-# the joined update, `[size]`.
+# Updates of the clients that count, float32 `[clients, size]`, or float64 if a
+# part of them is, at least one -> the joined update, `[size]`.
 Join = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -201,13 +201,16 @@ class RobustFactory(tff.aggregators.WeightedAggregationFactory):
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
     """Create the process that joins whole tables."""
+    leaves = tff.structure.flatten(value_type)
+    is_wide = any(tf.as_dtype(leaf.dtype) == tf.float64 for leaf in leaves)
+    dtype = tf.float64 if is_wide else tf.float32
 
     @tff.tensorflow.computation(value_type, weight_type)
     def flatten(value: Any, weight: Any) -> Any:
       # In the order of the type; `tf.nest` would sort by name.
       named = tff.structure.from_container(value, recursive=True)
       leaves = [
-        tf.reshape(tf.cast(leaf, tf.float32), [-1])
+        tf.reshape(tf.cast(leaf, dtype), [-1])
         for leaf in tff.structure.flatten(named)
       ]
       return collections.OrderedDict(
@@ -237,7 +240,6 @@ class RobustFactory(tff.aggregators.WeightedAggregationFactory):
         lambda: self._join(held[:number]),
         lambda: tf.zeros_like(held[0]),
       )
-      leaves = tff.structure.flatten(value_type)
       parts = iter(tf.split(joined, [math.prod(leaf.shape) for leaf in leaves]))
       return tff.types.structure_from_tensor_type_tree(
         lambda leaf: tf.cast(tf.reshape(next(parts), leaf.shape), leaf.dtype),
