@@ -16,11 +16,14 @@ says otherwise; the loss by which clients choose is the model's own, also if
 `training.loss` is another.
 """
 
+import dataclasses
+
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial.assignments import Assignment
 from tff_partial.composition import Aggregation
+from tff_partial.composition import check_aggregation
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
@@ -40,7 +43,7 @@ def build_ifca(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
-  aggregation: Aggregation = Aggregation(mean_of_members=True),
+  aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
   """Build IFCA: join the copy of least loss, and train it.
@@ -59,6 +62,9 @@ def build_ifca(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
+  check_aggregation(aggregation)
+  if aggregation.mean_of_members is None:
+    aggregation = dataclasses.replace(aggregation, mean_of_members=True)
   return compose(
     model,
     client_state=_CLIENT_STATE,

@@ -54,17 +54,18 @@ class Aggregation:
       takes the algorithm's own, by examples if its paper says nothing else.
     postprocess_update: Transforms a client's update before it is sent, such as
       `local_noise.LocalNoise`. Clients then send whole tables.
-    mean_of_members: How far a group's copy moves. By default by its members'
+    mean_of_members: How far a group's copy moves. If false, by its members'
       share of the mean over all clients, as in FedEmbed (Algorithm 1, line 25):
       a small group moves little. If true, by the mean over its members only,
       for which the server learns the total weight of each group's members; not
-      possible with noise.
+      possible with noise. None takes the algorithm's own, which is true for
+      IFCA and false for all others.
   """
 
   aggregator: AggregationFactory | None = None
   client_weighting: ClientWeighting | ClientWeightFn | None = None
   postprocess_update: PostprocessUpdate | None = None
-  mean_of_members: bool = False
+  mean_of_members: bool | None = None
 
 
 def check_aggregation(aggregation: Aggregation) -> None:

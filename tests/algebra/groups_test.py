@@ -257,7 +257,7 @@ def test_clients_that_clip_without_noise_keep_their_weights():
 # ---- every variable in groups ------------------------------------------------
 
 
-@pytest.mark.parametrize('mean_of_members', [False, True])
+@pytest.mark.parametrize('mean_of_members', [False, True, None])
 def test_ifca_beside_numpy(mean_of_members):
   model = _of_two(-1.0, 1.0)
   assert model.tiers == (GROUP,)
@@ -280,7 +280,7 @@ def test_ifca_beside_numpy(mean_of_members):
       slope = 2 * np.mean(x * (copies[group] * x - y))
       moves[group].append((len(y), -0.1 * slope))
     for group, found in enumerate(moves):
-      total = sum(n for n, _ in found) if mean_of_members else 6
+      total = 6 if mean_of_members is False else sum(n for n, _ in found)
       copies[group] += sum(n * move for n, move in found) / total
   with runtimes.cohort(jit=False):
     found = _weights(process, clients, rounds=3)
