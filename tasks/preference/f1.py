@@ -102,6 +102,8 @@ class PreferenceF1(tf.keras.metrics.Metric):
     says_so = logits[:, 1] > logits[:, 0]
     places = 2 * tf.cast(~says_so, tf.int32) + tf.cast(~is_liked, tf.int32)
     cells = tf.one_hot(places, len(COUNTS), dtype=self.counts.dtype)
+    is_wrong = tf.reduce_any(tf.math.is_nan(logits), -1, keepdims=True)
+    cells = tf.where(is_wrong, tf.constant(float('nan'), cells.dtype), cells)
     if sample_weight is not None:
       cells *= tf.cast(sample_weight, cells.dtype)[:, tf.newaxis]
     if not self.counts_told:

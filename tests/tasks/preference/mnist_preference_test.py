@@ -152,6 +152,8 @@ def test_the_metric_counts_what_the_functions_take():
     'f1_2': np.nan,
   }.items():
     np.testing.assert_equal(float(by_name[name].result()), float(expected))
+  by_name['f1'].update_state(labels, logits * np.nan)
+  assert np.isnan(by_name['f1'].result())
   clone = f1.PreferenceF1.from_config(by_name['f1_1'].get_config())
   assert (clone.name, clone.groups) == ('f1_1', [1])
 
