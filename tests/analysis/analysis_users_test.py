@@ -100,9 +100,10 @@ def test_groups_without_names_are_matched():
 
 
 def test_numbers_come_in_their_order():
-  found = confusion.confusion([10, 9, 2], [10, 9, 2])
-  assert found.classes == found.groups == ('2', '9', '10')
-  assert found.purity == found.accuracy == 1.0
+  for numbers in ([10, 9, 2], ['10', '9', '2']):
+    found = confusion.confusion(numbers, numbers)
+    assert found.classes == found.groups == ('2', '9', '10')
+    assert found.purity == found.accuracy == 1.0
   # Numbers that read alike are the same name.
   assert confusion.confusion([0.0, 1.0], [0, 1]).accuracy == 1.0
 

@@ -98,13 +98,20 @@ def confusion(truth: Sequence[Any], assigned: Sequence[Any]) -> Confusion:
         f'{name}: missing for {len(missing)} of {len(truth)} users, first at '
         f'place {missing[0]}. Leave these users out of both.'
       )
-  # Sorted as they are: numbers not alphabetically.
   counts = pd.crosstab(np.asarray(truth), np.asarray(assigned))
+  for axis in (0, 1):
+    counts = counts.sort_index(axis=axis, key=_by_number)
   return Confusion(
     counts.to_numpy(np.int64),
     tuple(map(vocabularies.as_text, counts.index)),
     tuple(map(vocabularies.as_text, counts.columns)),
   )
+
+
+def _by_number(names: pd.Index) -> pd.Index:
+  """Return what names are sorted by: their numbers, if all are numbers."""
+  are_numbers = names.map(lambda name: str(name).isdecimal()).all()
+  return names.astype(np.int64) if are_numbers else names
 
 
 def draw(
