@@ -295,6 +295,13 @@ def test_curves_are_put_over_what_has_travelled(tmp_path):
   assert [list(t.values.index) for t in over] == [[225.0, 450.0, 900.0]] * 2
 
 
+def test_clients_that_are_not_finite_load_and_send(tmp_path):
+  rounds = 'round,loss,num_clients,num_not_finite\n1,3.0,3,1\n2,2.0,5,1\n'
+  folders.write(tmp_path, 'run', rounds=rounds, more=_counted())
+  (trace,) = _over(tmp_path, curves.PARAMETERS)
+  assert list(trace.values.index) == [75.0, 150.0]
+
+
 @pytest.mark.filterwarnings('error')
 def test_a_setting_without_a_run_that_has_ended_has_no_curve(tmp_path):
   folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, ended=False)

@@ -114,7 +114,8 @@ def over_traffic(
 def _traffic(run: run_folders.RunFolder, what: str) -> float:
   """Return the traffic of all clients of a round, averaged over rounds."""
   counted = (run.result or {}).get('communication')
-  clients = run.table().get('num_clients')
+  table = run.table()
+  clients = table.get('num_clients')
   if counted is None or clients is None:
     raise AnalysisError(
       f'{run.folder}: the run does not say what its clients load and send. '
@@ -129,6 +130,8 @@ def _traffic(run: run_folders.RunFolder, what: str) -> float:
   up = counted[f'upload_{what}']
   if what == BYTES:
     up = counted.get('upload_bytes_by_rows', up)
+  # Those that are not finite load the model, and send zeros.
+  clients = clients + table.get('num_not_finite', 0)
   return float(clients.mean()) * (counted[f'download_{what}'] + up)
 
 
