@@ -92,8 +92,7 @@ class CohortSampler:
   @property
   def num_asked(self) -> int:
     """The number of clients a round asks; with `poisson`, on average."""
-    # 100 times 1.1 is a little more than 110 in floating point.
-    return math.ceil(self.clients_per_round * self.oversample - 1e-9)
+    return num_asked(self.clients_per_round, self.oversample)
 
   def cohort(self, round_number: int) -> list[str]:
     """Return the ids of the clients whose updates a round aggregates.
@@ -148,6 +147,12 @@ class CohortSampler:
     A client's seed does not depend on the other clients.
     """
     return client_seeds(client_ids, self.seed, round_number)
+
+
+def num_asked(clients_per_round: int, oversample: float) -> int:
+  """Return how many clients a round asks that joins some of them."""
+  # 100 times 1.1 is a little more than 110 in floating point.
+  return math.ceil(clients_per_round * oversample - 1e-9)
 
 
 def client_seeds(client_ids: Sequence[str], *words: int | str) -> np.ndarray:

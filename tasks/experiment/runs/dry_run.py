@@ -20,6 +20,7 @@ from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks
 from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
+from tff_partial.training import sampling
 
 # Rounds to time after the first, which is traced and compiled.
 _TIMED = 3
@@ -66,7 +67,8 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     counted = communication(
       trainable.process, clients if trainable.ledger is None else ()
     )
-    yield _line('bytes', _bytes(counted, joined * rounds))
+    asked = sampling.num_asked(joined, config.loop.oversample)
+    yield _line('bytes', _bytes(counted, asked * rounds, joined * rounds))
     yield _line('privacy', _privacy(trainable, rounds))
     if trainable.ledger is not None:
       yield _line('noise', _noise(trainable.ledger.plan, counted))
@@ -147,15 +149,21 @@ def _weights(trainable: Trainable) -> str:
   return ', '.join(parts)
 
 
-def _bytes(counted: dict[str, Any], times: int) -> str:
-  """Describe the bytes sent, per client and round and in total."""
+def _bytes(counted: dict[str, Any], loads: int, sends: int) -> str:
+  """Describe the bytes sent, per client and round and in total.
+
+  Args:
+    counted: The traffic of a client in a round.
+    loads: How often a client is asked, in all rounds together.
+    sends: How often one is joined.
+  """
   down, up = counted['download_bytes'], counted['upload_bytes']
   by_rows = counted.get('upload_bytes_by_rows')
   text = f'{down:,} down and {up:,} up for a client in a round'
   if by_rows is not None:
     text += f' ({by_rows:,.0f} up by rows)'
     up = by_rows
-  text += f'; {_size(down * times)} down and {_size(up * times)} up in all'
+  text += f'; {_size(down * loads)} down and {_size(up * sends)} up in all'
   others = counted.get('upload_not_counted')
   if others:
     text += f'; not counted: {", ".join(others)}'

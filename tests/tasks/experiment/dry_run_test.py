@@ -31,6 +31,12 @@ def test_bytes_and_seconds_are_said_for_people():
   assert found == ['3 s', '10 min', '2.5 h']
 
 
+def test_clients_in_reserve_load_the_model():
+  counted = {'download_bytes': 10, 'upload_bytes': 5}
+  said = dry_run._bytes(counted, loads=8, sends=4)
+  assert said.endswith('80 B down and 20 B up in all')
+
+
 @pytest.mark.slow
 def test_a_plan_says_what_a_run_would_do(tmp_path):
   folder = tmp_path / 'out'
