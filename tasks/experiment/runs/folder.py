@@ -112,16 +112,16 @@ class Folder:
     now = {
       name: _flag_line(name, value).strip() for name, value in values.items()
     }
-    differing = [
-      name
-      for name in sorted(set(before) | set(now))
-      if name not in may_change and before.get(name) != now.get(name)
-    ]
+    names = sorted({*before, *now} - may_change)
+    # A flag that was not known there was not set there.
+    unset = {name: _flag_line(name, None).strip() for name in names}
+    before, now = {**unset, **before}, {**unset, **now}
+    differing = [name for name in names if before[name] != now[name]]
     if differing:
       # A damaged file can hold anything.
       details = '; '.join(
-        f'{before.get(name, f"no {name:.80}"):.80} there, '
-        f'{now.get(name, f"no {name:.80}"):.80} now'
+        f'{before[name].removeprefix("# "):.80} there, '
+        f'{now[name].removeprefix("# "):.80} now'
         for name in differing[:_MOST_NAMED]
       )
       if len(differing) > _MOST_NAMED:

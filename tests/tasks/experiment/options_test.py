@@ -55,6 +55,16 @@ def test_no_address_is_taken_from_a_folder(tmp_path, caplog):
     assert said in caplog.text
 
 
+def test_a_flag_that_a_folder_does_not_know_was_not_set_there(tmp_path):
+  folder = Folder(str(tmp_path))
+  folder.claim({'rounds': 1, 'clip': 1.0}, set())
+  (tmp_path / 'result.json').write_text('{}')
+  folder.check({'rounds': 1, 'clip': 1.0, 'test_users': None}, set())
+  said = 'clip=1.0 there, clip is not set now; test_users is not set there, --'
+  with pytest.raises(OptionError, match=said):
+    folder.check({'rounds': 1, 'clip': None, 'test_users': 3}, set())
+
+
 def test_a_value_is_no_call_for_help(tmp_path):
   (tmp_path / 'flags.txt').write_text('--task=emnist\n')
   run = f'--output_dir={tmp_path}'
