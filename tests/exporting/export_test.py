@@ -449,6 +449,12 @@ def test_missing_weights_are_refused(slope, tmp_path):
     tff_partial.export(slope, {}, tmp_path / 'out')
 
 
+def test_weights_of_examples_that_nothing_reads_are_refused(tmp_path):
+  whole = tff_partial.from_keras(planted.build_slope, loss='mse')
+  with pytest.raises(ExportError, match='weighted=True: devices train nothing'):
+    tff_partial.export(whole, _SHARED, tmp_path / 'out', weighted=True)
+
+
 def test_groups_and_personal_weights_are_refused(slope, tmp_path):
   build, out = planted.build_slope, tmp_path / 'out'
   model = tff_partial.from_keras(
