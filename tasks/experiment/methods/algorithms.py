@@ -170,7 +170,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
       building.aggregating,
       personal=LocalTraining.of_personal_repeated,
     ),
-    building.measured_by('build_p_fed_me_eval', building.PENALTY),
+    building.measured_by('build_p_fed_me_eval', building.penalty_of_p_fed_me),
     personal=LocalTraining.of_personal_repeated,
     always_personalises=True,
     reads=('penalty', 'repeats'),

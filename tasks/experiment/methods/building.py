@@ -222,11 +222,18 @@ def of_fed_dyn(run: Setting) -> Arguments:
   return {'participation': 1.0 - run.memory, **PENALTY(run)}
 
 
+def penalty_of_p_fed_me(run: Setting) -> Arguments:
+  """Return the penalty; by default none by which w moves beyond theta."""
+  rate = run.local.update.learning_rate
+  given = PENALTY(run)
+  return given if given or rate <= 1 / 15 else {'penalty': 1 / rate}
+
+
 def of_p_fed_me(run: Setting) -> Arguments:
   return {
     'learning_rate': run.local.update.learning_rate,
     'mixing': run.server.optimizer.learning_rate,
-    **PENALTY(run),
+    **penalty_of_p_fed_me(run),
   }
 
 

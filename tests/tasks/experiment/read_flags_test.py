@@ -29,6 +29,7 @@ from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
 from tasks.experiment.runs.result import Result
 from tests.support import planted
+import tff_partial
 from tff_partial.training.programs import ProgramError
 
 
@@ -172,6 +173,16 @@ def test_fed_recon_shuffles():
   setting = dataclasses.replace(setting, local=local)
   reconstruct, update = how.build(model, setting).work.work
   assert update.shuffle and not reconstruct.shuffle
+
+
+@pytest.mark.slow
+def test_p_fed_me_does_not_warn_of_a_default(caplog):
+  setting = Setting(
+    mock.MagicMock(), LocalTraining(), Server(), Hyperparameters(), Privacy()
+  )
+  model = tff_partial.from_keras(planted.build_slope, loss='mse')
+  algorithms.ALGORITHMS['p_fed_me'].build(model, setting)
+  assert not caplog.records
 
 
 @pytest.mark.parametrize('name', ['ifca', 'fed_em', 'p_fed_km'])
