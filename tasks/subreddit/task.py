@@ -52,10 +52,11 @@ class Sticker(DocumentTask):
 
   name = StickerOptions.name
   selection_metric = 'auc'
-  attribute = 'share of clicks'
+  # FURL's label is a click; that of a stand-in may be an emoticon.
+  attribute = 'share of label 1'
 
   def _attribute_of(self, counts: np.ndarray) -> str:
-    """Return the share of clicks, to one digit."""
+    """Return the share of documents of label 1, to one digit."""
     return f'{counts[1] / counts.sum():.1f}'
 
   @property
