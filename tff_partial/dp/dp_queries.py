@@ -24,6 +24,7 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_partial import random_bits
+from tff_partial.client import descent
 
 Measurements: TypeAlias = collections.OrderedDict[str, tf.Tensor]
 # Makes the first seed, int32 `[2]`, when a state is initialized.
@@ -77,9 +78,7 @@ def on_grid(values: tf.Tensor, stddev: float) -> tf.Tensor:
 def norm_of(record: Any) -> tuple[Any, tf.Tensor]:
   """Return a record in 64 bits, zeros if it is not finite, and its L2 norm."""
   leaves = [tf.cast(leaf, tf.double) for leaf in tf.nest.flatten(record)]
-  is_finite = tf.reduce_all(
-    [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves]
-  )
+  is_finite = descent.are_finite(leaves)
   leaves = [tf.where(is_finite, leaf, tf.zeros_like(leaf)) for leaf in leaves]
   norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(leaf)) for leaf in leaves]))
   return tf.nest.pack_sequence_as(record, leaves), norm
