@@ -451,8 +451,9 @@ def test_missing_weights_are_refused(slope, tmp_path):
 
 def test_weights_of_examples_that_nothing_reads_are_refused(tmp_path):
   whole = tff_partial.from_keras(planted.build_slope, loss='mse')
+  weights = {**_SHARED, 'own/kernel': np.float32([[0.0]])}
   with pytest.raises(ExportError, match='weighted=True: devices train nothing'):
-    tff_partial.export(whole, _SHARED, tmp_path / 'out', weighted=True)
+    tff_partial.export(whole, weights, tmp_path / 'out', weighted=True)
 
 
 def test_groups_and_personal_weights_are_refused(slope, tmp_path):

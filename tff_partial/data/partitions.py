@@ -58,13 +58,11 @@ def dirichlet(
     ClientDataError: If a number is invalid, or there are too few examples.
   """
   labels = _checked_labels(labels)
-  # The sum of larger draws would be infinite, and each share 0. NumPy draws
-  # smaller ones by rejection, in a time like 1 / alpha.
+  # NumPy takes a time like 1 / alpha; a sum of larger draws would be infinite.
   if not 1e-6 <= alpha < 1e300:
     raise ClientDataError(
-      f'alpha={alpha}: expected a concentration of at least 1e-6, at which a '
-      'client has all examples of a label. Try 0.1 for clients of few labels, '
-      '100 for clients that are alike.'
+      f'alpha={alpha}: expected a concentration of at least 1e-6. Try 0.1 for '
+      'clients of few labels, 100 for clients that are alike.'
     )
   _check_clients(num_clients, len(labels), min_examples)
   held: list[list[np.ndarray]] = [[] for _ in range(num_clients)]

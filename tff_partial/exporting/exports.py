@@ -151,18 +151,12 @@ def export(
   _check_model(model)
   _check_sizes(num_support=num_support, num_predicted=num_predicted)
   vocabularies_lib.describe(vocabularies or {})  # Before anything is written.
-  work = _work(reconstruction, model)
-  if weighted and not work:
-    raise ExportError(
-      'weighted=True: devices train nothing that weights of examples could '
-      'count in. Leave it out.'
-    )
   client_seed = random_bits.derive(seed, 'export')
   serve = functools.partial(
     serving.Serving,
     model,
     _values(model, weights, client_seed),
-    work,
+    _work(reconstruction, model),
     seed=client_seed,
     num_support=num_support,
     num_predicted=num_predicted,

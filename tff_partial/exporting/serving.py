@@ -124,6 +124,11 @@ class Serving(tf.Module):
       weighted: True if examples have weights.
     """
     super().__init__()
+    if weighted and not work:
+      raise ExportError(
+        'weighted=True: devices train nothing that weights of examples could '
+        'count in. Leave it out.'
+      )
     self._model = model
     self._work = [
       dataclasses.replace(p, weights_fn=self._read_here) for p in work
