@@ -222,9 +222,6 @@ def check_output(
 
   Returns:
     The output's spec for one example.
-
-  Raises:
-    SettingError: If there is no such output.
   """
   found = model.prediction_spec
   if name is not None:

@@ -78,11 +78,7 @@ class Chosen(Options):
 
 
 def _whom(task: tasks_lib.Task, part: str) -> tasks_lib.EvaluationClients:
-  """Find the clients to evaluate.
-
-  Raises:
-    OptionError: If there is no such part.
-  """
+  """Find the clients to evaluate."""
   first, *_ = task.tests.values()
   known = {
     tasks_lib.TRAIN: tasks_lib.EvaluationClients(tasks_lib.TRAIN, True),
@@ -105,11 +101,7 @@ def _serve_user(
   chosen: Chosen,
   seed: int,
 ) -> None:
-  """Make a user's own model, and save it or rank items by it.
-
-  Raises:
-    OptionError: If there is no such user, or the task cannot do this for it.
-  """
+  """Make a user's own model, and save it or rank items by it."""
   user, file = str(chosen.user), chosen.save_model
   if file is None and not task.recommends:
     raise OptionError(

@@ -53,11 +53,7 @@ class Support(Options):
 
 
 def _sizes(asked: Support) -> list[int]:
-  """Return the numbers of `--support` in ascending order.
-
-  Raises:
-    OptionError: If one is not a whole number from 0, or is above `--after`.
-  """
+  """Return the numbers of `--support` in ascending order."""
   if not asked.support or not all(map(_SIZE.fullmatch, asked.support)):
     raise OptionError(
       f'--support={",".join(asked.support):.80}: expected numbers from 0, such '

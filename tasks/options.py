@@ -207,11 +207,7 @@ class Options:
   flag_prefix: ClassVar[str] = ''
 
   def __post_init__(self) -> None:
-    """Check each value by itself, and convert numbers to their types.
-
-    Raises:
-      OptionError: If one is not allowed.
-    """
+    """Check each value by itself, and convert numbers to their types."""
     for choice in self.own_choices():
       object.__setattr__(self, choice.path[0], choice.checked())
     for field, kind in _types(cast(Any, type(self))).items():
@@ -233,9 +229,6 @@ class Options:
     Args:
       fields: Their names; those that the class does not have are left out.
       why: Ends the message.
-
-    Raises:
-      OptionError: If one has another value than its default.
     """
     for choice in self.own_choices():
       (field,) = choice.path

@@ -73,9 +73,6 @@ def check_memory(memory: float) -> None:
 
   Args:
     memory: The weight, from 0, for cohorts of all clients, to less than 1.
-
-  Raises:
-    SettingError: If it is another number.
   """
   if not 0 <= memory < 1:
     raise SettingError(

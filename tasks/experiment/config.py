@@ -155,11 +155,7 @@ class Config(Options):
   runtime: Runtime = Runtime()
 
   def __post_init__(self) -> None:
-    """Refuse flags that the algorithm ignores, and leaks of a private run.
-
-    Raises:
-      OptionError: Names the flag and says what to do.
-    """
+    """Refuse flags that the algorithm ignores, and leaks of a private run."""
     super().__post_init__()
     if self.privacy.is_on:
       for leak in self.leaks():

@@ -204,11 +204,7 @@ class Trainable:
     return self.evaluation(everything)
 
   def check_is_a_model(self) -> None:
-    """Check that clients predict with their models alone.
-
-    Raises:
-      OptionError: If they also use something else, such as a memory.
-    """
+    """Check that clients predict with their models alone."""
     if self._algorithm.has_memory:
       raise OptionError(
         f'--algorithm={self._config.algorithm}: clients also predict by more '

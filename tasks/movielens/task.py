@@ -152,11 +152,7 @@ class MovieLens(task.MeasuredByProtocol):
 
   @functools.cached_property
   def _user_columns(self) -> pd.DataFrame:
-    """Numbered attributes of users; without columns unless asked for.
-
-    Raises:
-      OptionError: If they are not known.
-    """
+    """Numbered attributes of users; without columns unless asked for."""
     if not self._options.user_attributes:
       return pd.DataFrame()
     if self.ratings.users is None:

@@ -44,9 +44,6 @@ class Authors:
       example_spec: Fields of an example: x and y, perhaps the field `time`, and
         the mark `is_query`: 1 for the newer sentences. With the mark, users
         also have the sentences that they trained on.
-
-    Raises:
-      OptionError: If there is no such part.
     """
     if part not in self._parts:
       raise OptionError(f'part: {part!r} is none of {", ".join(self._parts)}.')

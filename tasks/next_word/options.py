@@ -46,11 +46,7 @@ class VocabularyOptions(Options):
   )
 
   def __post_init__(self) -> None:
-    """Raise an error for noise that would protect no one.
-
-    Raises:
-      OptionError: Names the flag and a remedy.
-    """
+    """Raise an error for noise that would protect no one."""
     super().__post_init__()
     if self.vocabulary_noise == 0.0:
       raise OptionError(

@@ -64,11 +64,7 @@ class Limits:
   seed: int = 0
 
   def __post_init__(self) -> None:
-    """Raise an error for limits that leave no author.
-
-    Raises:
-      OptionError: If the fewest sentences are more than the most.
-    """
+    """Raise an error for limits that leave no author."""
     if self.max_sentences and self.max_sentences < self.min_sentences:
       raise OptionError(
         f'--max_examples={self.max_sentences}: no author has at most '

@@ -57,9 +57,6 @@ def check_patterns(
     where: Start of the error message.
     patterns: Regular expressions over whole names.
     names: The names of all variables.
-
-  Raises:
-    SettingError: If one matches no name.
   """
   for pattern in patterns:
     if not any(re.fullmatch(pattern, name) for name in names):

@@ -133,9 +133,6 @@ class Canaries:
     Args:
       num_clients: Number of other clients.
       delta: The delta of the guarantee.
-
-    Raises:
-      TooManyCanariesError: If only the canaries make it too large.
     """
     largest = math.ceil(1.0 / delta) - 1 - num_clients
     if 0 <= largest < self.number:

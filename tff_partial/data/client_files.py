@@ -231,11 +231,7 @@ def _described(example_spec: examples.ExampleSpec) -> dict[str, list[Any]]:
 
 @functools.lru_cache(maxsize=16)
 def _opened(folder: str, fingerprint: str) -> stored_clients.Files:
-  """Open a folder, possibly one that another process opened before.
-
-  Raises:
-    ClientDataError: If it has been rewritten since.
-  """
+  """Open a folder, possibly one that another process opened before."""
   files = stored_clients.Files(folder)
   if files.fingerprint != fingerprint:
     raise examples.ClientDataError(

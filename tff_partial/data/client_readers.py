@@ -75,11 +75,7 @@ class Reader:
     )
 
   def check(self, example_spec: examples.ExampleSpec) -> None:
-    """Check that clients are read as examples of a given spec.
-
-    Raises:
-      ClientDataError: If they are read for another model, or two have one id.
-    """
+    """Check that clients are read as examples of a given spec."""
     if not self.are_distinct:
       populations.check_distinct(self.ids)
     examples.check_spec(self.example_spec, example_spec)

@@ -156,12 +156,7 @@ class SomeClients:
 
 
 def check(clients: Any, example_spec: examples.ExampleSpec) -> None:
-  """Check before any round that an argument is a usable source of clients.
-
-  Raises:
-    ClientDataError: If it is not a source of clients, or was made for another
-      model.
-  """
+  """Check before any round that an argument is a usable source of clients."""
   if not hasattr(clients, 'cohort') or not hasattr(clients, 'client_ids'):
     raise examples.ClientDataError(
       f'Expected packed clients, found a {type(clients).__name__}. Pack them: '

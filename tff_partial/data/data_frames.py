@@ -81,12 +81,7 @@ class FrameTable:
     columns: Iterable[str],
     missing: str = REFUSE,
   ):
-    """Check the columns; REFUSE or DROP rows that lack a value in one.
-
-    Raises:
-      ClientDataError: If it is not a data frame, or a column is missing,
-        duplicated, or lacks values.
-    """
+    """Check the columns; REFUSE or DROP rows that lack a value in one."""
     if missing not in (REFUSE, DROP):
       raise examples.ClientDataError(
         f'missing={missing!r}: choose {REFUSE!r}, which names the first row '
@@ -315,11 +310,7 @@ class FrameTable:
 
 @contextlib.contextmanager
 def _of_column(column: str) -> Iterator[None]:
-  """Name the column whose values no vocabulary can take.
-
-  Raises:
-    ClientDataError: For such values.
-  """
+  """Name the column whose values no vocabulary can take."""
   try:
     yield
   except VocabularyError as error:

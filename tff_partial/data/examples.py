@@ -236,11 +236,7 @@ def check_ids(
   where: str,
   which: Callable[[int], str] = _example,
 ) -> None:
-  """Check that ids lie in their ranges; `which` names an example by its index.
-
-  Raises:
-    ClientDataError: For an id out of range.
-  """
+  """Check that ids lie in their ranges; `which` names an example, by index."""
   for limits in ids:
     outside = limits.first_outside(array)
     if outside is not None:
@@ -267,9 +263,6 @@ def check_fields(
     where: Names the source of the fields in messages.
     name_of: From the path of a field to its name in messages.
     which: Names an example by its index in messages.
-
-  Raises:
-    ClientDataError: If a field is missing, unknown or unusable.
   """
   ids, lifted = ids_of(example_spec), lifted_of(example_spec)
   missing = [n for n in example_spec if n not in fields and n != 'weight']
@@ -354,11 +347,7 @@ def check_is_spec(given: Any) -> None:
 
 
 def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-  """Check that packed examples match the spec of their reader.
-
-  Raises:
-    ClientDataError: If a field is missing, unread, or different.
-  """
+  """Check that packed examples match the spec of their reader."""
   packed, read = dict(leaves(found)), dict(leaves(wanted))
   complaints = [
     *(f'they lack {path!r}' for path in read if path not in packed),

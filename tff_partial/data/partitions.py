@@ -326,11 +326,7 @@ def split_clients(
 
 
 def _checked_fractions(fractions: Sequence[float]) -> np.ndarray:
-  """Return the shares of the parts.
-
-  Raises:
-    ClientDataError: If one is negative, or their sum is not 1.
-  """
+  """Return the shares of the parts."""
   shares = np.asarray(fractions, float)
   if shares.ndim != 1 or not (
     (shares >= 0.0).all() and abs(shares.sum() - 1.0) < 1e-6
@@ -344,11 +340,7 @@ def _checked_fractions(fractions: Sequence[float]) -> np.ndarray:
 
 
 def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
-  """Return labels as an array of one axis.
-
-  Raises:
-    ClientDataError: If they are not integers or strings, one per example.
-  """
+  """Return labels as an array of one axis."""
   array = np.asarray(labels)
   if array.ndim != 1:
     raise ClientDataError(
@@ -366,11 +358,7 @@ def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
 
 
 def _check_clients(num_clients: int, num_examples: int, least: int = 1) -> None:
-  """Refuse more clients than there are examples for.
-
-  Raises:
-    ClientDataError: If there are too many, or none, or `least` is negative.
-  """
+  """Refuse more clients than there are examples for."""
   if least < 0:
     raise ClientDataError(f'min_examples={least}: give 0 or more.')
   if num_clients < 1:

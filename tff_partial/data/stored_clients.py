@@ -40,11 +40,7 @@ def fingerprint(description: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _reading(path: str) -> Iterator[None]:
-  """Name the file that cannot be read.
-
-  Raises:
-    ClientDataError: For any failure.
-  """
+  """Name the file that cannot be read."""
   try:
     yield
   except examples.ClientDataError:
@@ -134,11 +130,7 @@ class Files:
     return tuple(name.decode() for name in self._ids.tolist())
 
   def _places(self, clients: Sequence[str]) -> np.ndarray:
-    """Return the indices of clients in the tables, `[clients]`.
-
-    Raises:
-      ClientDataError: If there is no such client.
-    """
+    """Return the indices of clients in the tables, `[clients]`."""
     wanted = np.array(
       [client.encode(errors='surrogatepass') for client in clients], np.bytes_
     )
@@ -152,11 +144,7 @@ class Files:
     return places
 
   def num_examples(self, clients: Sequence[str]) -> np.ndarray:
-    """Return clients' numbers of examples, int64 `[clients]`.
-
-    Raises:
-      ClientDataError: If there is no such client.
-    """
+    """Return clients' numbers of examples, int64 `[clients]`."""
     return np.diff(self._ranges[self._places(clients)])[:, 0]
 
   def read(self, clients: Sequence[str]) -> np.ndarray:

@@ -205,9 +205,6 @@ def check_alike(trained: Any, measured: Any) -> None:
   Args:
     trained: The source of clients that train.
     measured: That of clients that are measured.
-
-  Raises:
-    VocabularyError: If both have a column, and its vocabularies differ.
   """
   found = getattr(measured, 'vocabularies', {})
   for column, known in getattr(trained, 'vocabularies', {}).items():

@@ -145,12 +145,7 @@ def check_work(
 def _check_states(
   client: client_work.ClientWork, found: Sequence[mechanisms.Mechanism]
 ) -> None:
-  """Check that states of layers are trained, and not noised.
-
-  Raises:
-    CompositionError: If no phase trains them on examples, or they would be
-      noised.
-  """
+  """Check that states of layers are trained, and not noised."""
   trained = phases.all_phases(client.work)
   for tier in client.model.tiers:
     names = [v.name for v in client.model.trainable(tier) if v.is_state]

@@ -172,11 +172,7 @@ def _check_choices(rank: int, alpha: float | None, a: str, b: str) -> None:
 def _kernels(
   model: models.PartialModel, where: selectors.Selectors, kept: set[str]
 ) -> list[VariableSpec]:
-  """Return the variables to adapt.
-
-  Raises:
-    ModelError: If there are none, or one is trained itself.
-  """
+  """Return the variables to adapt."""
   matched = selectors.names_of(model.spec, where, 'where')
   found = [
     v
@@ -223,11 +219,7 @@ def _frozen(model: models.PartialModel, kept: set[str]) -> list[VariableSpec]:
 def _adapted(
   model: models.PartialModel, kernel: VariableSpec, rank: int, name: str
 ) -> _Adapted:
-  """Return a variable with its two factors, which no layer owns.
-
-  Raises:
-    ModelError: If it has such factors already, or the rank is too large for it.
-  """
+  """Return a variable with its two factors, which no layer owns."""
   sizes = [size or 0 for size in kernel.shape]  # None only of local tables.
   sides = [
     (math.prod(sizes[:axis]), math.prod(sizes[axis:]))

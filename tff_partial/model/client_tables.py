@@ -22,11 +22,7 @@ DrawRows = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def check_rows(name: str, draw_rows: DrawRows) -> None:
-  """Refuse a table whose first rows depend on the number of rows.
-
-  Raises:
-    ModelError: If they do.
-  """
+  """Refuse a table whose first rows depend on the number of rows."""
   with tf.init_scope():
     seed = tf.zeros([2], tf.int32)
     try:
@@ -88,11 +84,7 @@ class ClientTables:
     self.names = tuple(self._draw_rows)
 
   def check(self, only_looked_up: Collection[str], ids: id_ranges.Ids) -> None:
-    """Refuse tables whose number of rows does not follow from the examples.
-
-    Raises:
-      ModelError: If one is not only looked up by inputs that are row ids.
-    """
+    """Refuse tables whose number of rows does not follow from the examples."""
     told = id_ranges.client_sized(ids)
     for name in self.names:
       if name not in only_looked_up or name not in told:

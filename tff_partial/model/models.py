@@ -352,9 +352,6 @@ class PartialModel:
 
     Args:
       of: Another loss instead of the model's own.
-
-    Raises:
-      ModelError: If labels and predictions do not match.
     """
     traced_checks.check_loss(self, of, self._mask)
 
@@ -383,11 +380,7 @@ class PartialModel:
 
 
 def check(model: Any) -> None:
-  """Check that a model was made by `from_keras`.
-
-  Raises:
-    ModelError: If it was not.
-  """
+  """Check that a model was made by `from_keras`."""
   if not isinstance(model, PartialModel):
     raise ModelError(
       f'Expected a model of `tff_partial.from_keras`, found a '

@@ -76,9 +76,6 @@ class LossOfOutputs:
       loss_weights: Weights of some of them, in the same form; 1 by default.
       weights: Spec of an example's weight: a number, or one for each output
         with a loss.
-
-    Raises:
-      ModelError: If there is no loss, one is a sum, or a weight is wrong.
     """
     self._is_named = isinstance(given, Mapping)
     self.losses = {

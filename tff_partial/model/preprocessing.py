@@ -202,11 +202,7 @@ def _spec(tensor: Any) -> tf.TensorSpec:
 
 
 def _first(model: Any) -> dict[str, tuple[Any, Any, Any]]:
-  """Find the layers to lift, each with the tensors before and after it.
-
-  Raises:
-    ModelError: If the input of one has other readers.
-  """
+  """Find the layers to lift, each with the tensors before and after it."""
   levels = getattr(keras_3.graph_of(model), '_nodes_by_depth', None)
   if not levels or not getattr(model, 'inputs', None):
     return {}
@@ -252,11 +248,7 @@ def _after(model: Any, first: Mapping[str, tuple[Any, Any, Any]]) -> Any:
 
 
 def _config(layer: Any, where: str, spec: tf.TensorSpec) -> dict[str, Any]:
-  """Return a layer's configuration with what it learned.
-
-  Raises:
-    ModelError: As the constructor of `Lifted`.
-  """
+  """Return a layer's configuration with what it learned."""
   config = dict(layer.get_config())
   if _kind(layer) == _NORMALIZATION:
     learned = {

@@ -50,11 +50,7 @@ def values_of(
 
 
 def _loaded(build: Callable[[], Any], given: Any) -> Any:
-  """Return a model; one that is given by its path is loaded.
-
-  Raises:
-    ModelError: If it cannot be loaded.
-  """
+  """Return a model; one that is given by its path is loaded."""
   if not isinstance(given, (str, os.PathLike)):
     return given
   path = os.fspath(given)

@@ -96,11 +96,7 @@ def _as_list(selectors: Selectors) -> list[Selector]:
 def _matched(
   spec: keras_analysis.KerasSpec, selector: Selector, what: str
 ) -> list[keras_analysis.VariableSpec]:
-  """Return the variables that a selector matches.
-
-  Raises:
-    ModelError: If there are none.
-  """
+  """Return the variables that a selector matches."""
   if isinstance(selector, type):
     raise ModelError(
       f'{what}={selector.__name__} is a class. Name the layers, or pass a '

@@ -182,10 +182,6 @@ def check(
     model: The model.
     read: From the weights that a client holds to those that the model reads.
     trains: (tier, variable name) -> True if the weight is solved for.
-
-  Raises:
-    ExactError: If they are not, or do not depend on these weights; it names
-      the layer's operation.
   """
   with tf.__internal__.FuncGraph('affine').as_default():
     weights = tiers.Weights(

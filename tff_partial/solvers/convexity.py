@@ -24,9 +24,6 @@ def check(model: models.PartialModel, loss: Any = None) -> None:
   Args:
     model: The model.
     loss: A loss that replaces the model's own.
-
-  Raises:
-    ExactError: If it is not.
   """
   if getattr(loss or model.loss_function, 'has_weights', False):
     raise ExactError(

@@ -42,11 +42,7 @@ class Weighting(NamedTuple):
   ridge: float = 0.007
 
   def check(self) -> None:
-    """Check the weights.
-
-    Raises:
-      SettingError: If one is not possible.
-    """
+    """Check the weights."""
     if not 0 < self.unobserved < 1 or not self.ridge > 0:
       raise SettingError(
         f'{self}: `unobserved` must be more than 0 and less than 1, and '

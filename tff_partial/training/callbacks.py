@@ -108,9 +108,6 @@ def check(
   Args:
     callbacks: The callbacks of a run.
     validation_metrics: Metrics of its validation; None without validation.
-
-  Raises:
-    ProgramError: If a callback cannot be used.
   """
   if not isinstance(callbacks, (list, tuple)):
     raise ProgramError(

@@ -114,9 +114,6 @@ def _is_wanted(
     names: The candidates.
     exclude: Those to leave out.
     may_lack: True to warn of a value that is no candidate, not refuse it.
-
-  Raises:
-    ProgramError: If one to exclude is no candidate.
   """
   texts = [vocabularies.as_text(name) for name in names]
   unwanted = {vocabularies.as_text(value): value for value in exclude}

@@ -354,9 +354,6 @@ def _check_query_examples(
   """Refuse to train if no client has an example in a measured phase.
 
   Clients are read one after another up to the first that has one.
-
-  Raises:
-    ProgramError: If none has.
   """
   if process.work is None:
     return

@@ -98,11 +98,7 @@ class Optimizer(Options):
     return self.optimizer.partition(':')[0]
 
   def _numbers(self) -> dict[str, float]:
-    """Return the numbers after the optimizer's name.
-
-    Raises:
-      OptionError: If a name is unknown, or a value is no number.
-    """
+    """Return the numbers after the optimizer's name."""
     numbers = {}
     known = {name for names in _NUMBERS.values() for name in names}
     for text in self.optimizer.split(':')[1:]:

@@ -137,11 +137,7 @@ class Privacy(Options):
     return any(getattr(self, name) is not None for name in _GOAL)
 
   def __post_init__(self) -> None:
-    """Refuse options that contradict one another.
-
-    Raises:
-      OptionError: Names the flag and says what to do.
-    """
+    """Refuse options that contradict one another."""
     super().__post_init__()
     if not self.is_on:
       self.refuse_set(

@@ -77,10 +77,6 @@ class Folder:
     Args:
       values: The values of the run's flags, by name.
       may_change: The flags that may differ from those there.
-
-    Raises:
-      OptionError: If the folder holds a run with other flags, or files that do
-        not belong to a run.
     """
     if not self.path.exists():
       return

@@ -29,11 +29,7 @@ class Result:
     return table(self.report)
 
   def check(self) -> None:
-    """Raise an error with advice if the run diverged.
-
-    Raises:
-      ProgramError: If it did.
-    """
+    """Raise an error with advice if the run diverged."""
     if self.report['diverged']:
       raise programs.ProgramError(_advice(self.report))
 
