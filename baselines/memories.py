@@ -145,7 +145,7 @@ def memory_evaluation(
   def answer(client: ClientContext) -> Any:
     batch, memory = batch_of(client), client.computed[_MEMORY]
     outputs = batch.predictions
-    said = _chosen(outputs, logits)
+    said = outputs if logits is None else outputs[logits]
     votes = recall(_in_rows(keys(batch.x, lambda: outputs)), memory)
     mixed = _mixed(_in_rows(said), votes, memory)
     mixed = tf.ensure_shape(tf.reshape(mixed, tf.shape(said)), said.shape)
@@ -204,10 +204,6 @@ def _like(of_examples: tf.Tensor, of_steps: tf.Tensor) -> tf.Tensor:
   ones = tf.ones([missing], tf.int32)
   shape = tf.concat([tf.shape(of_examples), ones], 0)
   return tf.broadcast_to(tf.reshape(of_examples, shape), tf.shape(of_steps))
-
-
-def _chosen(outputs: Any, name: str | None) -> Any:
-  return outputs if name is None else outputs[name]
 
 
 def check_output(

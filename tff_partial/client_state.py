@@ -55,16 +55,14 @@ stateless = ClientState(
 )
 
 
-def _same_for_all(
-  model: models.PartialModel, remembered: Any, received: Any, seed: Any
-) -> tiers.Weights:
-  del remembered, received, seed
-  return _local(model, tf.constant(random_bits.derive(model.seed, 'alike')))
-
-
 # Nothing is remembered, and all clients start from the same local weights in
 # every round, as with the fixed head of FedBABU.
-frozen_init = stateless._replace(recall=_same_for_all, is_frozen=True)
+frozen_init = stateless._replace(
+  recall=lambda model, remembered, received, seed: _local(
+    model, tf.constant(random_bits.derive(model.seed, 'alike'))
+  ),
+  is_frozen=True,
+)
 
 # Local weights are remembered, as in FURL.
 persist_local = ClientState(

@@ -67,12 +67,6 @@ def serves(remembered: tff.Type, taken: tff.Type) -> bool:
   return any(taken.is_equivalent_to(one) for one in found)
 
 
-def _specs_of(structure: Any) -> Any:
-  return tf.nest.map_structure(
-    lambda t: tf.TensorSpec(t.shape, t.dtype), structure
-  )
-
-
 def weights_specs(model: models.PartialModel) -> tuple[Any, Any]:
   """Return specs of the server's trainable weights by tier, and frozen ones."""
   shared = collections.OrderedDict(
@@ -202,7 +196,9 @@ class ClientWork:
     client_specs = examples.client_spec(self.example_spec)
     self.specs = (
       *weights_specs(model),
-      _specs_of(first.structured_outputs),
+      tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape, t.dtype), first.structured_outputs
+      ),
       client_specs,
     )
     if self.keeping:
@@ -291,7 +287,9 @@ class ClientWork:
     slots: Mapping[str, Any] = {}
     if self.keeping:
       kept, slots = kept[optimizer_slots.HELD], kept[optimizer_slots.SLOTS]
-    kept, num_rows = self._without_num_rows(kept)
+    num_rows: Mapping[str, Any] = {}
+    if isinstance(kept, Mapping) and _NUM_ROWS in kept:
+      kept, num_rows = kept[_HELD], kept[_NUM_ROWS]
     kept = tables.fit(kept, num_rows, rows, seed)
     held = collections.OrderedDict(
       self.client_state.recall(self.model, kept, shared, seed)
@@ -374,9 +372,3 @@ class ClientWork:
         [(optimizer_slots.HELD, kept), (optimizer_slots.SLOTS, slots)]
       )
     return kept
-
-  def _without_num_rows(self, kept: Any) -> tuple[Any, Any]:
-    """Return a client's state without these numbers, and the numbers."""
-    if not (isinstance(kept, Mapping) and _NUM_ROWS in kept):
-      return kept, {}
-    return kept[_HELD], kept[_NUM_ROWS]

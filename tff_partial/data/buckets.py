@@ -139,8 +139,9 @@ def fill(
     )
     if num_rows:
       resident['rows'] = collections.OrderedDict(
-        (name, _masks(numbers[indices], round_rows))
-        for name, numbers in num_rows.items()
+        # Masks of each client's rows of a table.
+        (name, np.arange(round_rows(int(n[indices].max()))) < n[indices, None])
+        for name, n in num_rows.items()
       )
     buckets.append(Bucket(resident, indices))
   return buckets
@@ -223,11 +224,6 @@ def places(
       f'{capacities[-1]}. Add a larger one to `{option}`, or {remedy}.'
     )
   return np.searchsorted(capacities, counts)
-
-
-def _masks(numbers: np.ndarray, round_rows: Callable[[int], int]) -> np.ndarray:
-  """Return masks of each client's rows of a table, bool `[clients, rows]`."""
-  return np.arange(round_rows(int(numbers.max()))) < numbers[:, np.newaxis]
 
 
 def groups_of(

@@ -43,18 +43,6 @@ def _cross_entropy(
   return losses, tf.nn.softmax(logits) - hot
 
 
-def _as_before(
-  shape: tf.Tensor,
-  begin: tf.Tensor,
-  end: tf.Tensor,
-  strides: tf.Tensor,
-  gradient: tf.Tensor,
-) -> tf.Tensor:
-  """Return the gradient of a slice that only added axes."""
-  del begin, end, strides  # Nothing was cut away.
-  return tf.reshape(gradient, shape)
-
-
 def _adds_axes_alone(node: Any, others: Mapping[str, Any]) -> bool:
   """Return True if a slice cuts nothing, so its gradient is a reshape."""
   steps = others.get(node.input[3].split(':')[0])
@@ -79,7 +67,8 @@ _SUBSTITUTES = {
     lambda node, others: True,
   ),
   'StridedSliceGrad': _Substitute(
-    _as_before,
+    # The gradient of a slice that only added axes: nothing was cut away.
+    lambda shape, begin, end, strides, gradient: tf.reshape(gradient, shape),
     ('output',),
     lambda attributes: [
       *[tf.TensorSpec([None], attributes['Index'].type)] * 4,

@@ -54,15 +54,6 @@ def _names_owner(
   return False
 
 
-def _selects(
-  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
-) -> bool:
-  """Return true if a selector matches a variable or one of its layers."""
-  return _names_variable(selector, variable, layers) or any(
-    _names_owner(selector, owner, layers) for owner in variable.owners
-  )
-
-
 def _refuse_shared(
   variable: keras_analysis.VariableSpec,
   selectors: Sequence[Selector],
@@ -111,7 +102,12 @@ def _matched(
     )
   layers = set(spec.layers)
   try:
-    matched = [v for v in spec.variables if _selects(selector, v, layers)]
+    matched = [
+      v
+      for v in spec.variables
+      if _names_variable(selector, v, layers)
+      or any(_names_owner(selector, owner, layers) for owner in v.owners)
+    ]
   except re.error as error:
     raise ModelError(
       f'{what}={selector!r} is not a regular expression: {error}.'
