@@ -19,6 +19,15 @@ def why_not_whole(value: Any, at_least: int | None = None) -> str:
   return ''
 
 
+def check_whole(
+  error: type[Exception], at_least: int | None = None, **named: Any
+) -> None:
+  """Raise `error` for the first argument that is not such a whole number."""
+  for name, value in named.items():
+    if wrong := why_not_whole(value, at_least):
+      raise error(f'{name}: {wrong}.')
+
+
 def why_not_finite(value: Any) -> str:
   """Return why a value is not a finite number, or '' if it is one.
 

@@ -86,14 +86,10 @@ def _positions(examples: Mapping[str, Any]) -> tf.Tensor:
 @functools.cache  # Phases on everything then have the same part.
 def everything() -> Part:
   """Select all examples, in their order."""
-
-  def choose(
-    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
-  ) -> Chosen:
-    del seed  # Nothing is drawn.
-    return Chosen(_positions(examples), count)
-
-  return Part('everything', choose)
+  return Part(
+    'everything',
+    lambda examples, count, seed: Chosen(_positions(examples), count),
+  )
 
 
 def same() -> Split:
@@ -118,12 +114,6 @@ def _cut(
     fields: Fields that `order` reads.
   """
 
-  def support(
-    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
-  ) -> Chosen:
-    del seed
-    return Chosen(order(examples, count), size(count))
-
   def query(
     examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
   ) -> Chosen:
@@ -132,7 +122,12 @@ def _cut(
     shifted = tf.minimum(_positions(examples) + begin, tf.size(ordered) - 1)
     return Chosen(tf.gather(ordered, shifted), tf.maximum(count - begin, 0))
 
-  return Split(Part(names[0], support, fields), Part(names[1], query, fields))
+  support = Part(
+    names[0],
+    lambda examples, count, seed: Chosen(order(examples, count), size(count)),
+    fields,
+  )
+  return Split(support, Part(names[1], query, fields))
 
 
 def _by_share(
@@ -178,13 +173,6 @@ def halves() -> Split:
   return fraction(0.5)
 
 
-def _check_whole(**numbers: int) -> None:
-  """Refuse what is no whole number, before TensorFlow does."""
-  for name, number in numbers.items():
-    if wrong := checked_numbers.why_not_whole(number):
-      raise ClientDataError(f'{name}: {wrong}.')
-
-
 def first(size: int, query_from: int | None = None) -> Split:
   """Use the first examples as support set, later ones as query.
 
@@ -199,7 +187,7 @@ def first(size: int, query_from: int | None = None) -> Split:
       would overlap.
   """
   start = size if query_from is None else query_from
-  _check_whole(size=size, query_from=start)
+  checked_numbers.check_whole(ClientDataError, size=size, query_from=start)
   size, start = int(size), int(start)  # NumPy's have a type of their own.
   if not 0 <= size <= start:
     raise ClientDataError(
@@ -249,7 +237,7 @@ def alternating(batch_size: int) -> Split:
   Raises:
     ClientDataError: If the batch size is not positive, or no whole number.
   """
-  _check_whole(batch_size=batch_size)
+  checked_numbers.check_whole(ClientDataError, batch_size=batch_size)
   if batch_size < 1:
     raise ClientDataError(
       f'The batch size must be positive, found {batch_size}.'

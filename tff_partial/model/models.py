@@ -90,8 +90,7 @@ class PartialModel:
       self.metrics = keras_metrics.PureMetrics(
         metrics, labels, spec.outputs, weights, getattr(loss, 'places', None)
       )
-    if wrong := checked_numbers.why_not_whole(seed):
-      raise ModelError(f'seed: {wrong}.')
+    checked_numbers.check_whole(ModelError, seed=seed)
     self.seed = seed
     self.loss_function = loss
     # What a measured phase's `predict_fn` returns, and the part of it that the

@@ -44,13 +44,6 @@ def ranks_spec(k: int) -> dict[str, Any]:
   }
 
 
-def _check_least(least: int, **numbers: Any) -> None:
-  """Refuse numbers that are not whole, or below the least."""
-  for name, number in numbers.items():
-    if wrong := checked_numbers.why_not_whole(number, least):
-      raise SettingError(f'{name}: {wrong}.')
-
-
 def _log_choose(n: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
   """Return the logarithm of binomial coefficients; -inf where none is."""
   possible = (k >= 0) & (k <= n)
@@ -85,9 +78,9 @@ class _Gain(tf.keras.metrics.Mean):
         and `full_hit_rate_10` with all.
       **kw: Arguments of every metric.
     """
-    _check_least(1, k=k)
+    checked_numbers.check_whole(SettingError, 1, k=k)
     if num_negatives is not None:
-      _check_least(0, num_negatives=num_negatives)
+      checked_numbers.check_whole(SettingError, 0, num_negatives=num_negatives)
     of_all = 'full_' if num_negatives is None else ''
     super().__init__(name=name or f'{of_all}{self.prefix}_{k}', **kw)
     self.k = k
@@ -221,7 +214,7 @@ class CatalogueCoverage(tf.keras.metrics.Metric):
       k: Number of first items, at most as many as the evaluation keeps.
       **kw: Arguments of every metric.
     """
-    _check_least(1, num_items=num_items, k=k)
+    checked_numbers.check_whole(SettingError, 1, num_items=num_items, k=k)
     super().__init__(**{'name': f'catalogue_coverage_{k}', **kw})
     self.num_items = num_items
     self.k = k

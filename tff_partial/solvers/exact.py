@@ -79,11 +79,8 @@ class Exact:
         'minimum.'
       )
     for name in ('newton_steps', 'max_direct'):
-      value = getattr(self, name)
-      wrong = checked_numbers.why_not_whole(value)
-      if wrong or value < 1:
-        wrong = wrong or f'expected 1 or more, found {value}'
-        raise ExactError(f'Exact: {name}: {wrong}.')
+      value = {f'Exact: {name}': getattr(self, name)}
+      checked_numbers.check_whole(ExactError, 1, **value)
     if not (self.prior is None or callable(self.prior)):
       raise ExactError(
         f'Exact: prior={self.prior!r}: a prior is a function of a '

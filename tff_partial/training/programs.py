@@ -157,10 +157,9 @@ def check(
     evaluate_every=evaluate_every,
     checkpoint_every=checkpoint_every,
   )
-  for name, value in (('seed', seed), ('clients_per_round', clients_per_round)):
-    wrong = checked_numbers.why_not_whole(value)
-    if wrong:
-      raise ProgramError(f'{name}: {wrong}.')
+  checked_numbers.check_whole(
+    ProgramError, seed=seed, clients_per_round=clients_per_round
+  )
   callbacks_lib.check(
     callbacks, None if validation is None else validation.metrics
   )
@@ -197,10 +196,8 @@ def check(
 
 
 def _check_positive(**numbers: int) -> None:
+  checked_numbers.check_whole(ProgramError, **numbers)
   for name, number in numbers.items():
-    wrong = checked_numbers.why_not_whole(number)
-    if wrong:
-      raise ProgramError(f'{name}: {wrong}.')
     if number < 1:
       raise ProgramError(f'{name} must be positive, found {number}.')
 
