@@ -12,7 +12,7 @@ of clients among them. The bytes of a state have a checksum of their own, which
 is compared when the state is read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import json
 import os
@@ -284,10 +284,15 @@ class Versions:
       self._connected.executemany(
         'INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)', rows()
       )
-      rounds = _kept({**before, round_number: best})
-      self._note(rounds=list(rounds.items()))
-      statement = _PRUNE.format(rounds=', '.join(f'({n})' for n in rounds))
-      self._connected.executemany(statement, ((client,) for client in clients))
+      self._prune(_kept({**before, round_number: best}), clients)
+
+  def _prune(
+    self, rounds: Mapping[int, int | None], client_ids: Sequence[str]
+  ) -> None:
+    """Keep some rounds, and of clients the versions that these need."""
+    self._note(rounds=list(rounds.items()))
+    statement = _PRUNE.format(rounds=', '.join(f'({n})' for n in rounds))
+    self._connected.executemany(statement, ((client,) for client in client_ids))
 
   def go_back_to(self, round_number: int) -> None:
     """Drop whatever was written after the round from which a run resumes.
