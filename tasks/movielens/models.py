@@ -56,7 +56,7 @@ def build_matrix_factorization(
     A functional model with the layers item_embedding, user_embedding and, if
     there are biases, item_bias and user_bias.
   """
-  user_penalty = _penalty(l2 / (num_users or 1))
+  user_penalty = tf.keras.regularizers.L2(l2 / (num_users or 1)) if l2 else None
   layers = tf.keras.layers
   item_ids = inputs = layers.Input(shape=(), dtype=tf.int32, name=ITEM)
   user_ids = None
@@ -257,10 +257,6 @@ class RatingAccuracy(AbsoluteError):
 
 def _uniform(scale: float) -> tf.keras.initializers.Initializer:
   return tf.keras.initializers.RandomUniform(-scale, scale)
-
-
-def _penalty(penalty: float) -> tf.keras.regularizers.Regularizer | None:
-  return tf.keras.regularizers.L2(penalty) if penalty else None
 
 
 def clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:

@@ -90,7 +90,12 @@ class MovieLens(task.MeasuredByProtocol):
         ratings.frame, tuple(_FRACTIONS.values())
       )
       past = shuffle(past)
-      frames = [past, *(_past_and_later(past, part) for part in later)]
+      # The past ratings are marked 0, the later ones 1.
+      marked = past.assign(is_query=0)
+      frames = [
+        past,
+        *(pd.concat([marked, part.assign(is_query=1)]) for part in later),
+      ]
     self._frames: dict[str, pd.DataFrame] = dict(
       zip(_FRACTIONS, frames, strict=True)
     )
@@ -242,6 +247,7 @@ class MovieLens(task.MeasuredByProtocol):
         f'that user {user_id} has not rated.'
       )
     low, high = self.ratings.scale
+    has_variances = isinstance(keras_model.output_shape, Mapping)
     return [
       task.Recommendation(
         int(item),
@@ -253,7 +259,7 @@ class MovieLens(task.MeasuredByProtocol):
         unrated,
         number,
         context=dict(rated[list(self._user_columns)].iloc[0]),
-        output=_output_of(keras_model),
+        output=rating_posteriors.RATING if has_variances else None,
       )
     ]
 
@@ -286,17 +292,6 @@ class MovieLens(task.MeasuredByProtocol):
       },
       min_examples=min_examples,
     )
-
-
-def _output_of(keras_model: tf.keras.Model) -> str | None:
-  """Return the name of the output that has ratings, if it has several."""
-  several = isinstance(keras_model.output_shape, Mapping)
-  return rating_posteriors.RATING if several else None
-
-
-def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
-  """Return the past ratings, marked 0, then the later ones, marked 1."""
-  return pd.concat([past.assign(is_query=0), later.assign(is_query=1)])
 
 
 def data_folder(data: task.Data, data_set: str) -> str:

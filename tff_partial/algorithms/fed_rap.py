@@ -122,7 +122,7 @@ def _check_tables(model: models.PartialModel, shared: str, own: str) -> None:
   """Check that the model has both tables, of one shape."""
   shapes = []
   for argument, tier, name in (('shared', GLOBAL, shared), ('own', LOCAL, own)):
-    specs = model.specs(tier) if tier in model.tiers else {}
+    specs = model.specs(tier)
     if name not in specs:
       raise SettingError(
         f'build_fed_rap: {argument}={name!r}: the model has no {tier} weights '

@@ -166,7 +166,7 @@ def _check_exact(phase: phases.Phase, model: models.PartialModel) -> None:
     )
 
   settings = phase.exact
-  local = model.specs(tiers.LOCAL) if tiers.LOCAL in model.tiers else {}
+  local = model.specs(tiers.LOCAL)
   name = settings.covariance if settings else None
   if name is not None and (name not in local or solves(tiers.LOCAL, name)):
     raise ExactError(

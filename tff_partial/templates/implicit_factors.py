@@ -165,7 +165,7 @@ def check_model(builder: str, model: models.PartialModel) -> None:
     SettingError: If it is another than that of `build_model`.
   """
   models.check(model)
-  if GRAM not in (model.specs(GLOBAL) if GLOBAL in model.tiers else ()):
+  if GRAM not in model.specs(GLOBAL):
     raise SettingError(
       f'{builder}: the model has no Gram matrix. Make it with '
       '`tff_partial.templates.implicit_factors.build_model`.'

@@ -372,7 +372,7 @@ def check_model(builder: str, model: models.PartialModel) -> None:
     SettingError: If it is another than that of `build_model`.
   """
   models.check(model)
-  if SPREAD not in (model.specs(LOCAL) if LOCAL in model.tiers else ()):
+  if SPREAD not in model.specs(LOCAL):
     raise SettingError(
       f'{builder}: the model has no posterior. Make it with '
       '`tff_partial.templates.rating_posteriors.build_model`.'

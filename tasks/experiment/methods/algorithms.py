@@ -3,7 +3,7 @@
 A new algorithm is one row of `ALGORITHMS`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
@@ -20,13 +20,17 @@ _PERSONAL = LocalTraining.of_personal
 _GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
 
 
-def _kept(name: str, build: building.Build, **said: Any) -> building.Algorithm:
+def _kept(
+  name: str,
+  build: building.Build,
+  given: Callable[[Any], building.Arguments] = building.nothing,
+  **said: Any,
+) -> building.Algorithm:
   """Adapt an algorithm that is evaluated by what its clients keep of it."""
   return building.Algorithm(
     build,
-    building.measured_by(f'build_{name}_eval'),
-    personal=_PERSONAL,
-    **said,
+    building.measured_by(f'build_{name}_eval', given),
+    **{'personal': _PERSONAL, **said},
   )
 
 
@@ -34,6 +38,18 @@ def _partly_local(name: str, **phase_of: Any) -> building.Algorithm:
   """Adapt a builder that takes phases, and its evaluation by kept weights."""
   build = building.trained_by(f'build_{name}', **phase_of)
   return _kept(name, build, user=tasks_lib.OWN)
+
+
+def _adaptive(builder: str) -> building.Algorithm:
+  """Adapt a builder whose server applies an adaptive rule."""
+  return building.Algorithm(
+    building.trained_by(
+      builder, building.adaptive, building.aggregating, training=_GLOBAL
+    ),
+    _FOR_ALL,
+    ignores=building.STEPPING,
+    reads=('tau', 'adaptive_rule'),
+  )
 
 
 _LOCAL_ONLY = _kept(
@@ -155,12 +171,12 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     user=tasks_lib.OWN,
     always_personalises=True,
   ),
-  'ditto': building.Algorithm(
+  'ditto': _kept(
+    'ditto',
     building.trained_by(
       'build_ditto', building.PENALTY, training=_GLOBAL, personal=_PERSONAL
     ),
-    building.measured_by('build_ditto_eval', building.PENALTY),
-    personal=_PERSONAL,
+    building.PENALTY,
     reads=('penalty',),
   ),
   'p_fed_me': building.Algorithm(
@@ -209,10 +225,10 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     user=tasks_lib.FEATURES,
     reads=('penalty',),
   ),
-  'mr_mtl': building.Algorithm(
+  'mr_mtl': _kept(
+    'mr_mtl',
     building.trained_by('build_mr_mtl', building.PENALTY, training=_GLOBAL),
-    building.measured_by('build_mr_mtl_eval', building.PENALTY),
-    personal=_PERSONAL,
+    building.PENALTY,
     reads=('penalty',),
   ),
   'pp_sgd': _kept(
@@ -235,15 +251,15 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     user=tasks_lib.GROUPS,
     has_memory=True,
   ),
-  'apfl': building.Algorithm(
+  'apfl': _kept(
+    'apfl',
     building.trained_by(
       'build_apfl',
       building.MIXTURE,
       training=_GLOBAL,
       personal=LocalTraining.of_personal_as_global,
     ),
-    building.measured_by('build_apfl_eval', building.MIXTURE),
-    personal=_PERSONAL,
+    building.MIXTURE,
     reads=('mixture', 'mixture_learning_rate'),
   ),
   'fed_dbe': _kept(
@@ -307,28 +323,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     adds_noise=True,
     reads=('laplace_clip',),
   ),
-  'fed_adam': building.Algorithm(
-    building.trained_by(
-      'build_fed_adam',
-      building.adaptive,
-      building.aggregating,
-      training=_GLOBAL,
-    ),
-    _FOR_ALL,
-    ignores=building.STEPPING,
-    reads=('tau', 'adaptive_rule'),
-  ),
-  'fed_yogi': building.Algorithm(
-    building.trained_by(
-      'build_fed_yogi',
-      building.adaptive,
-      building.aggregating,
-      training=_GLOBAL,
-    ),
-    _FOR_ALL,
-    ignores=building.STEPPING,
-    reads=('tau', 'adaptive_rule'),
-  ),
+  'fed_adam': _adaptive('build_fed_adam'),
+  'fed_yogi': _adaptive('build_fed_yogi'),
   'centralized': building.Algorithm(
     building.trained_by(
       'build_centralized', server=building.nothing, training=_GLOBAL
