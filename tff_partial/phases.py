@@ -158,9 +158,7 @@ class Phase:
       is_open = value is None and name in ('batch_size', 'max_steps')
       if is_open or (callable(value) and name == 'epochs'):
         continue
-      wrong = checked_numbers.why_not_whole(value)
-      if wrong:
-        raise PhaseError(f'{name}: {wrong}.')
+      checked_numbers.check_whole(PhaseError, **{name: value})
       if name != 'max_steps' and value < 1:
         raise PhaseError(
           f'{name} must be positive, found {value}. To skip a phase, pass '

@@ -38,14 +38,6 @@ _OF_IMAGES = {task.TRAIN: 0.65, task.VALIDATION: 0.1, task.TEST: 0.25}
 _OF_USERS = {task.TRAIN: 0.8, task.VALIDATION: 0.1, task.TEST: 0.1}
 # Minimum number of images of a user, and of each label that it holds.
 _LEAST = 10
-# The user's part by default: the last layer. Logistic regression has no other
-# layer, so there it is the biases, which learn how frequent each label is.
-_OWN = {
-  emnist_models.LINEAR: f'{images_lib.HEAD}/bias',
-  emnist_models.DENSE: images_lib.HEAD,
-  emnist_models.CNN: images_lib.HEAD,
-  emnist_models.FED_AVG_CNN: images_lib.HEAD,
-}
 
 
 class Emnist(task.MeasuredByProtocol):
@@ -100,10 +92,13 @@ class Emnist(task.MeasuredByProtocol):
       return emnist_models.build_with_prototypes(
         build, is_shifted=user == task.SHIFTED, seed=self._seed
       )
+    # The user's part is the last layer. Logistic regression has no other, so
+    # there it is the biases, which learn how frequent each label is.
+    is_linear = options.model == emnist_models.LINEAR
     return images_lib.build_partial(
       build,
       user,
-      _OWN[options.model],
+      f'{images_lib.HEAD}/bias' if is_linear else images_lib.HEAD,
       options.num_groups,
       loss=emnist_models.classification_loss(),
       metrics=emnist_models.build_classification_metrics,

@@ -75,14 +75,11 @@ class Canaries:
         f'{self.number} canaries prove nothing: give {FEWEST_GUESSES} or more.'
       )
 
-  def _generator(self, purpose: str) -> np.random.Generator:
-    seed = random_bits.derive(self.seed, 'canaries', purpose)
-    return np.random.default_rng(seed.view(np.uint32))
-
   @functools.cached_property
   def present(self) -> np.ndarray:
     """True for canaries that are present, bool `[number]`."""
-    return self._generator('coins').integers(0, 2, self.number).astype(bool)
+    draw = random_bits.generator(self.seed, 'canaries', 'coins')
+    return draw.integers(0, 2, self.number).astype(bool)
 
   @functools.cached_property
   def ids(self) -> tuple[str, ...]:
@@ -158,8 +155,8 @@ class Canaries:
         sum(sizes),
         f'each needs an element of the update, which has {sum(sizes)}',
       )
-    drawn = self._generator('places').permutation(sum(sizes))
-    return drawn[: self.number].astype(np.int32)
+    draw = random_bits.generator(self.seed, 'canaries', 'places')
+    return draw.permutation(sum(sizes))[: self.number].astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,8 +126,7 @@ class CohortSampler:
 
   def generator(self, purpose: str, number: int) -> np.random.Generator:
     """Return a generator that follows from the seed, a purpose and a number."""
-    seed = random_bits.derive(self.seed, purpose, number)
-    return np.random.Generator(np.random.PCG64(seed.view(np.uint32)))
+    return random_bits.generator(self.seed, purpose, number)
 
   def _answering(self, places: np.ndarray, round_number: int) -> list[str]:
     """Return those of the asked clients that answer."""
