@@ -131,7 +131,6 @@ class Phase:
   rate_factor: float | RateFactor = 1.0
 
   def __post_init__(self) -> None:
-    """Check the settings."""
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
     if not (self.weights_fn is None or callable(self.weights_fn)):

@@ -57,7 +57,6 @@ class Emnist(task.MeasuredByProtocol):
   def __init__(
     self, images: images_lib.Images, options: EmnistOptions, seed: int
   ):
-    """Divide the images by the seed."""
     self.images = images
     self.protocol = options.protocol
     self._holdings = partitions.limit(

@@ -217,7 +217,6 @@ class RatingError(AbsoluteError):
   def __init__(
     self, scale: Scale | None = None, name: str = 'rmse', **kwargs: Any
   ):
-    """Make the metric: see `AbsoluteError`."""
     super().__init__(scale, name, **kwargs)
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:

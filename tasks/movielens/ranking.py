@@ -54,7 +54,6 @@ class MovieLensRanking(task.MeasuredByProtocol):
   def __init__(
     self, ratings: movielens_data.Ratings, options: RankingOptions, seed: int
   ):
-    """Divide the interactions by the seed."""
     self.ratings = ratings
     self.protocol = options.protocol
     self._options = options

@@ -71,7 +71,6 @@ class MovieLens(task.MeasuredByProtocol):
     options: FactorizationOptions,
     seed: int,
   ):
-    """Divide the ratings by the seed."""
     self.ratings = ratings
     self.protocol = options.protocol
     self._options = options

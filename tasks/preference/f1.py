@@ -96,7 +96,6 @@ class PreferenceF1(tf.keras.metrics.Metric):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Add a batch."""
     is_liked = tf.cast(y_true[:, IS_LIKED], tf.bool)
     logits = logits_of(y_pred)
     says_so = logits[:, 1] > logits[:, 0]

@@ -33,7 +33,6 @@ class MnistPreference(PreferenceTask):
   name = MnistOptions.name
 
   def __init__(self, images: Images, options: MnistOptions, seed: int):
-    """Draw the users' images."""
     is_mnist = len(images) >= _PAPER_USERS
     super().__init__(
       images,

@@ -59,7 +59,6 @@ class PreferenceOptions(TaskOptions):
   )
 
   def __post_init__(self) -> None:
-    """Check the spread."""
     super().__post_init__()
     if self.embedding_spread <= 0:
       raise OptionError(

@@ -43,7 +43,6 @@ class SpeechPreference(PreferenceTask):
     num_users: int,
     seed: int,
   ):
-    """Draw the users' utterances."""
     self.voices: Sequence[speech_voices.Voice] = utterances.voices
     super().__init__(
       utterances.images,

@@ -44,7 +44,6 @@ class RatingsTask(movielens.MovieLens):
   def __init__(
     self, ratings: tables.NamedRatings, options: RatingsOptions, seed: int
   ):
-    """Divide the ratings by the seed."""
     super().__init__(ratings, options, seed)
     self._names = np.array(ratings.user_names, object)
     self._users = pd.Index(self._names)

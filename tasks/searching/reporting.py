@@ -91,11 +91,7 @@ def together(costs: Sequence[tuple[float, float]], runs: str) -> str:
 
 
 def report(folder: pathlib.Path, output: pathlib.Path) -> str:
-  """Describe a search, and write `trials.csv` and `search.md`.
-
-  Returns:
-    The text.
-  """
+  """Describe a search, and write `trials.csv` and `search.md`."""
   study = trials.load(folder)
   table = frame(study)
   cells = table.apply(lambda column: column.map(_cell))

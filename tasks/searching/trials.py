@@ -38,9 +38,6 @@ class _Ended(Exception):
 def load(root: pathlib.Path, plan: plans.Plan | None = None) -> Any:
   """Load the study of a folder, or create it for a plan if one is given.
 
-  Returns:
-    The Optuna study.
-
   Raises:
     OptionError: If Optuna is missing, the journal cannot be read, or the search
       in the folder has another plan.
@@ -84,9 +81,6 @@ def load(root: pathlib.Path, plan: plans.Plan | None = None) -> Any:
 
 def run(plan: plans.Plan, root: pathlib.Path, train: Train) -> Any:
   """Run the trials that are not done yet.
-
-  Returns:
-    The Optuna study, with all trials.
 
   Raises:
     OptionError: If the folder holds another search, a run was interrupted, or

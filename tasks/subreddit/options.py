@@ -130,7 +130,6 @@ class DocumentOptions(TaskOptions):
   sizes: DocumentSizes = DocumentSizes()
 
   def __post_init__(self) -> None:
-    """Check the numbers against each other."""
     super().__post_init__()
     if self.num_reserved < self.num_support:
       raise OptionError(

@@ -33,7 +33,6 @@ class ManyUserClients:
   def __init__(
     self, records: records_lib.Records, parts: Mapping[str, records_lib.Records]
   ):
-    """Count users and items."""
     numbers = range(len(records.clients))
     self.num_users = np.array([records.num_users(c) for c in numbers])
     self.num_items = np.array([records.num_own_items(c) for c in numbers])

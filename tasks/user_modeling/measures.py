@@ -75,7 +75,6 @@ class ClippedAUC(tf.keras.metrics.AUC):
   def update_state(
     self, y_true: Any, y_pred: Any, sample_weight: Any = None
   ) -> Any:
-    """Add a batch."""
     return super().update_state(
       y_true, tf.clip_by_value(y_pred, 0.0, 1.0), sample_weight
     )

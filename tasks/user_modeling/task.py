@@ -60,7 +60,6 @@ class UserModeling(task.MeasuredByProtocol):
     options: user_options.UserModelingOptions,
     seed: int,
   ):
-    """Divide the records by the seed."""
     self.name = name
     self.records = records
     self.learned_from_training: tuple[str, ...] = (

@@ -42,7 +42,6 @@ class TooManyCanariesError(PrivacyError):
   """
 
   def __init__(self, number: int, largest: int, why: str):
-    """Build the message."""
     super().__init__(
       f'{number} canaries are too many: {why}. Give {max(largest, 0)} or fewer.'
     )

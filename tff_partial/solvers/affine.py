@@ -31,7 +31,6 @@ class Flat:
   """
 
   def __init__(self, weights: tiers.Weights):
-    """Store the shapes of weights."""
     self._like = weights
     leaves = _leaves(weights)
     static = [leaf.shape.num_elements() for leaf in leaves]

@@ -70,7 +70,6 @@ class Exact:
   max_direct: int = 512
 
   def __post_init__(self) -> None:
-    """Check the settings."""
     wrong = checked_numbers.why_not_finite(self.ridge)
     if wrong or self.ridge <= 0:
       raise ExactError(

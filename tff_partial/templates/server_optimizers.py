@@ -88,7 +88,6 @@ class WithinUnit(Optimizer):
   """Projection of another optimizer's weights onto the interval of 0 to 1."""
 
   def __init__(self, optimizer: Optimizer):
-    """Store the other optimizer."""
     self._optimizer = optimizer
 
   def initialize(self, specs: Any) -> Any:

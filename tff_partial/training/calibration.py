@@ -45,7 +45,6 @@ class ErrorHistogram(tf.keras.metrics.Metric):
   """Histogram of errors in predicted standard deviations, `[bins]`."""
 
   def __init__(self, name: str = 'scores', **kwargs: Any):
-    """Make the metric."""
     super().__init__(name=name, **kwargs)
     self.counts = self.add_weight('counts', [_BINS + 1], initializer='zeros')
 

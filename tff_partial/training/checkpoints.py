@@ -60,7 +60,6 @@ class EventLoop:
   """
 
   def __init__(self) -> None:
-    """Start the thread."""
     self._loop = asyncio.new_event_loop()
     self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
     self._thread.start()

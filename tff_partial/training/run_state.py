@@ -96,7 +96,6 @@ class Run:
     process: processes.PartialProcess,
     privacy: privacy_plans.PrivacyLedger | None = None,
   ):
-    """Start a run."""
     self.process = process
     self.privacy = privacy
     self.store: client_store_lib.ClientStore | None = None

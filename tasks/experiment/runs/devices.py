@@ -80,7 +80,6 @@ class Simulation:
   """The simulation of test clients, to compare with."""
 
   def __init__(self, of_run: Served, exported: exports.Exported):
-    """Take what all clients have in common."""
     self._evaluation, self._model, self._weights = of_run
     model = of_run.model
     self._exported = exported

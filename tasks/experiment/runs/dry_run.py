@@ -32,9 +32,6 @@ def describe(config: Config, output: Output) -> Iterator[str]:
   Data are loaded, and some rounds are trained in memory to time them. What the
   task would release with noise is not drawn.
 
-  Yields:
-    Lines of text.
-
   Raises:
     UserError: If the run itself would refuse to start.
   """

@@ -76,9 +76,6 @@ def drawn(
     folder: The run's folder; None to save it nowhere.
     task: The task, with a placeholder for the draw.
 
-  Returns:
-    The task with the draw.
-
   Raises:
     UserError: If the draw is unusable; it is saved, too.
   """

@@ -72,7 +72,6 @@ class _CohortContext:
     choices: Mapping[str, bool] | None,
     workers: Any = None,
   ):
-    """Set up the runtime, but start nothing yet."""
     threads = default_threads() if threads is None else threads
     if threads < 1:
       raise ValueError(f'Expected at least one thread, found {threads}.')

@@ -64,7 +64,6 @@ class Chooser:
     strict: bool,
     threads: int,
   ):
-    """Take the options of `cohort`."""
     if jit not in ('auto', True, False):
       raise ValueError(
         f"Expected jit to be 'auto', True or False, found {jit!r}."

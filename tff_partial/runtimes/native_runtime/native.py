@@ -82,7 +82,6 @@ class _NativeContext:
       tff.backends.native.desugar_and_transform_to_native
     ),
   ):
-    """Set up the runtime, but start nothing yet."""
     self._worker = worker.Worker()
     super().__init__(  # type: ignore[call-arg]  # In the other base.
       executor_fn=self._worker,

@@ -28,7 +28,6 @@ class Clients(abc.ABC):
   """Argument with a value for each client of a cohort."""
 
   def __init__(self, size: int):
-    """Take the number of clients."""
     self._size = size
 
   def __len__(self) -> int:

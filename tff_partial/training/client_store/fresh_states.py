@@ -25,7 +25,6 @@ class FreshStates:
   """
 
   def __init__(self, specs: Sequence[tf.TensorSpec]):
-    """Start without any."""
     self._specs = specs
     self._table = state_table.StateTable(specs)
     self._places: dict[str, tuple[sources.Source, int]] = {}

@@ -151,7 +151,6 @@ class Converter:
   """Conversion between values of runtimes and sources of leaves."""
 
   def __init__(self, kind: tff.Type):
-    """Take the type C of a client state."""
     self._reader = readers.ValueReader(kind)
     self._convert = typed_values.converter(kind)
     self.specs = typed_values.tensor_specs(kind)

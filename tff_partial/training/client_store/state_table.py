@@ -14,7 +14,6 @@ class StateTable:
   is_in_memory = True
 
   def __init__(self, specs: Sequence[tf.TensorSpec]):
-    """Create an empty table."""
     self._specs = specs
     self._leaves = [sources.empty(spec, 0) for spec in specs]
     self._size = 0
