@@ -48,89 +48,62 @@ def test_structures_and_strings_keep_their_form():
   assert held['weight'].tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
-def test_names_that_are_not_read_are_refused():
-  spec = collections.OrderedDict(
-    x=collections.OrderedDict(item=tf.TensorSpec([], tf.int32)),
-    y=tf.TensorSpec([], tf.float32),
-    weight=examples.WEIGHT_SPEC,
-  )
-  fields = {'x': {'item': [1], 'itme': [2]}, 'y': [0.0]}
-  with pytest.raises(
-    ClientDataError,
-    match=r"'ann', x: unknown key 'itme'; did you mean 'item'\?",
-  ):
-    packing.pack({'ann': fields}, spec)
-  frame = pd.DataFrame({'user': ['ann'], 'item': [1], 'rating': [0.0]})
-  columns = {'client_id': 'user', 'labels': 'rating'}
-  with pytest.raises(
-    ClientDataError,
-    match=r"unknown input 'itme'; did you mean 'item'\? The model reads "
-    r"\['item'\].$",
-  ):
-    frames.from_pandas(
-      frame, spec, inputs={'item': 'item', 'itme': 'item'}, **columns
-    )
-  with pytest.raises(
-    ClientDataError,
-    match=r"The data frame: unknown field 'wieght'; did you mean 'weight'\?",
-  ):
-    frames.from_pandas(
-      frame,
-      spec,
-      inputs={'item': 'item'},
-      fields={'wieght': 'rating'},
-      **columns,
-    )
+_NAMED = collections.OrderedDict(
+  x=tf.TensorSpec([], tf.int32),
+  y=tf.TensorSpec([], tf.float32),
+  weight=examples.WEIGHT_SPEC,
+)
+_OF_ITEMS = collections.OrderedDict(
+  _NAMED, x=collections.OrderedDict(item=_NAMED['x'])
+)
+_THREE = small_clients.fields(3)
 
 
-def test_ids_that_read_alike_and_missing_texts_are_refused():
-  given = small_clients.fields(1)
-  with pytest.raises(ClientDataError, match='ids that read alike'):
-    packing.pack({1: given, '1': given}, small_clients.SPEC)
-  spec = collections.OrderedDict(_NAMED, x=tf.TensorSpec([], tf.string))
-  with pytest.raises(
-    ClientDataError, match="'ann', x: example 1 is None, where texts"
-  ):
-    packing.pack({'ann': {'x': ['a', None], 'y': [1, 2]}}, spec)
-
-
-def test_masked_values_are_refused():
-  given = {**small_clients.fields(3), 'y': np.ma.masked_greater([1, 2, 999], 9)}
-  with pytest.raises(ClientDataError, match='y: values are masked'):
-    packing.pack({'ann': given}, small_clients.SPEC)
-
-
-def test_columns_of_several_labels_are_for_pack():
-  spec = collections.OrderedDict(
-    small_clients.SPEC, y={'stars': tf.TensorSpec([], tf.float32)}
-  )
-  with pytest.raises(
-    ClientDataError, match="'y.stars', .* several labels, .* `pack`"
-  ):
-    frames.from_pandas(
-      _frame(), spec, client_id='user', inputs='item', labels='rating'
-    )
-
-
-def test_an_empty_client_is_refused():
-  with pytest.raises(
-    ClientDataError,
-    match="Client 'nobody' has no examples. Leave it out, or pass "
-    '`min_examples`',
-  ):
-    packing.pack(
+@pytest.mark.parametrize(
+  ('clients', 'options', 'message'),
+  [
+    (
+      {'ann': {'x': {'item': [1], 'itme': [2]}, 'y': [0.0]}},
+      {'example_spec': _OF_ITEMS},
+      r"'ann', x: unknown key 'itme'; did you mean 'item'\?",
+    ),
+    ({1: _THREE, '1': _THREE}, {}, 'ids that read alike'),
+    (
+      {'ann': {'x': ['a', None], 'y': [1, 2]}},
+      {'example_spec': {**_NAMED, 'x': tf.TensorSpec([], tf.string)}},
+      "'ann', x: example 1 is None, where texts",
+    ),
+    (
+      {'ann': {**_THREE, 'y': np.ma.masked_greater([1, 2, 999], 9)}},
+      {},
+      'y: values are masked',
+    ),
+    (
       {**small_clients.clients(), 'nobody': small_clients.fields(0)},
-      small_clients.SPEC,
-    )
-
-
-def test_a_client_that_no_bucket_holds_is_refused():
-  with pytest.raises(
-    ClientDataError,
-    match="Client 'cid' has 8 examples but the largest bucket holds 7. Add a "
-    'larger one to `capacities`',
-  ):
-    packing.pack(small_clients.clients(), small_clients.SPEC, capacities=[2, 7])
+      {},
+      "Client 'nobody' has no examples. Leave it out, or pass `min_examples`",
+    ),
+    (
+      small_clients.clients(),
+      {'capacities': [2, 7]},
+      "Client 'cid' has 8 examples but the largest bucket holds 7. Add a "
+      'larger one to `capacities`',
+    ),
+    *(
+      (
+        clients,
+        {'min_examples': 9},
+        f'None of {len(clients)} clients has the 9 examples that it takes. '
+        'Lower `min_examples` or give more data',
+      )
+      for clients in (small_clients.clients(), {})
+    ),
+  ],
+)
+def test_clients_that_cannot_be_packed_are_refused(clients, options, message):
+  options = {'example_spec': small_clients.SPEC, **options}
+  with pytest.raises(ClientDataError, match=message):
+    packing.pack(clients, **options)
 
 
 # ---- small clients -----------------------------------------------------------
@@ -146,18 +119,6 @@ def test_small_clients_are_filtered_and_counted(caplog):
   assert (
     'Left out 3 of 6 clients, which have fewer than 3 examples.' in caplog.text
   )
-
-
-@pytest.mark.parametrize(
-  'clients', [small_clients.clients(), {}], ids=['small', 'none']
-)
-def test_no_eligible_client_is_refused(clients):
-  with pytest.raises(
-    ClientDataError,
-    match=f'None of {len(clients)} clients has the 9 examples that it takes. '
-    'Lower `min_examples` or give more data',
-  ):
-    packing.pack(clients, small_clients.SPEC, min_examples=9)
 
 
 # ---- data frames -------------------------------------------------------------
@@ -181,8 +142,8 @@ def _frame() -> pd.DataFrame:
 def _from_frame(frame: pd.DataFrame, **options) -> populations.Population:
   return frames.from_pandas(
     frame,
-    small_clients.SPEC,
     **{
+      'example_spec': small_clients.SPEC,
       'client_id': 'user',
       'inputs': 'item',
       'labels': 'rating',
@@ -227,6 +188,23 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
+    (
+      {
+        'example_spec': _OF_ITEMS,
+        'inputs': {'item': 'item', 'itme': 'item'},
+        'fields': {},
+      },
+      r"unknown input 'itme'; did you mean 'item'\? The model reads "
+      r"\['item'\].$",
+    ),
+    (
+      {'fields': {'time': 'when', 'wieght': 'rating'}},
+      r"The data frame: unknown field 'wieght'; did you mean 'weight'\?",
+    ),
+    (
+      {'example_spec': {**small_clients.SPEC, 'y': {'stars': _NAMED['y']}}},
+      "'y.stars', .* several labels, .* `pack`",
+    ),
     (
       {'inputs': 'movie', 'weight': 'trust'},
       r"has no columns \['movie', 'trust'\]; it has "
@@ -288,11 +266,6 @@ def test_a_row_without_a_value_or_a_client_is_refused():
     _from_frame(frame)
 
 
-_NAMED = collections.OrderedDict(
-  x=tf.TensorSpec([], tf.int32),
-  y=tf.TensorSpec([], tf.float32),
-  weight=examples.WEIGHT_SPEC,
-)
 _FILMS = pd.DataFrame(
   {
     'user': ['u', 'v', 'u', 'v', 'u'],
