@@ -4,6 +4,7 @@ The model is `w x` for one input, or `head (body x)`; steps are by hand, and in
 NumPy for clients that join the group whose model fits them best.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ import tensorflow_federated as tff
 
 import baselines
 from tests.support import planted
+from tests.support.stacks import dense
+from tests.support.stacks import linear
+from tests.support.stacks import stack
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import groups
@@ -42,15 +46,8 @@ _OF_MEMBERS = [_BY_SIGN, Phase((GROUP,), optimizer=sgd(0.1), measured=True)]
 
 
 def _build(*layers: str, value: float = 1.0) -> tf.keras.Model:
-  inputs = outputs = tf.keras.Input([1])
-  for name in layers:
-    outputs = tf.keras.layers.Dense(
-      1,
-      use_bias=False,
-      kernel_initializer=tf.keras.initializers.Constant(value),
-      name=name,
-    )(outputs)
-  return tf.keras.Model(inputs, outputs)
+  first = tf.keras.initializers.Constant(value)
+  return stack(1, *(linear(first, name=name) for name in layers))()
 
 
 def _model(*layers: str, group: Any, **options: Any) -> models.PartialModel:
@@ -90,10 +87,7 @@ def _weights(process: Any, clients: Any, rounds: int = 1) -> Any:
 def test_copies_begin_apart_also_by_an_initializer_with_a_seed():
   """Or clients could not tell them apart, and all would take the first."""
   draw = tf.keras.initializers.GlorotUniform(seed=3)
-  x = tf.keras.Input([1])
-  build = lambda: tf.keras.Model(  # noqa: E731
-    x, tf.keras.layers.Dense(1, kernel_initializer=draw, name='head')(x)
-  )
+  build = stack(1, dense(1, kernel_initializer=draw, name='head'))
   model = tff_partial.from_keras(build, loss='mse', group='head', num_groups=2)
   seed = tf.constant([0, 0])
   first, other = model.initial_weights_at_server(GROUP, seed)['head/kernel']
@@ -127,11 +121,8 @@ def test_labels_of_padding_make_no_loss_infinite(capacity):
 
 @pytest.mark.parametrize('capacity', [2, 8])
 def test_gradients_of_normalized_batches_see_no_padding(capacity):
-  def build():
-    x = tf.keras.Input([1])
-    normalized = tf.keras.layers.BatchNormalization(epsilon=0.25, name='n')(x)
-    return tf.keras.Model(x, normalized)
-
+  normal = tf.keras.layers.BatchNormalization
+  build = stack(1, functools.partial(normal, epsilon=0.25, name='n'))
   model = tff_partial.from_keras(build, loss='mse', state='averaged')
   held = model.initial_weights(GLOBAL, tf.constant([0, 0]))
   found = _padded(model, capacity, {GLOBAL: held}).gradients()
@@ -170,12 +161,7 @@ def test_rows_of_a_table_are_sent_without_the_groups_heads():
     vectors = tf.keras.layers.Embedding(
       3, 1, embeddings_initializer='ones', name='items'
     )(item)
-    return tf.keras.Model(
-      item,
-      tf.keras.layers.Dense(
-        1, use_bias=False, kernel_initializer='ones', name='head'
-      )(vectors),
-    )
+    return tf.keras.Model(item, linear('ones', name='head')()(vectors))
 
   process = tff_partial.compose(
     tff_partial.from_keras(build, loss='mse', group='head', num_groups=2),

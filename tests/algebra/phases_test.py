@@ -1,7 +1,6 @@
 """How phases train the weights of some tiers on some examples."""
 
 import collections
-from collections.abc import Callable
 import functools
 import itertools
 import types
@@ -13,6 +12,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
+from tests.support.stacks import dense
+from tests.support.stacks import linear
+from tests.support.stacks import stack
 from tff_partial import contexts
 from tff_partial import phases
 from tff_partial import terms
@@ -133,23 +135,7 @@ class Client:
     }
 
 
-def _stack(width: int, *inner: Any) -> Callable[[], tf.keras.Model]:
-  """A callable for a model of layers, which it makes each time."""
-  return lambda: tf.keras.Sequential(
-    [tf.keras.Input([width]), *(make() for make in inner)]
-  )
-
-
-def _dense(units: int, *given: Any, **options: Any) -> Callable[[], Any]:
-  return functools.partial(layers.Dense, units, *given, **options)
-
-
-def _linear(first: str, **options: Any) -> Callable[[], Any]:
-  """A single weight for each input, which begins as ones or zeros."""
-  return _dense(1, use_bias=False, kernel_initializer=first, **options)
-
-
-_TWO = _stack(1, _dense(2, name='body'), _dense(1, name='user'))
+_TWO = stack(1, dense(2, name='body'), dense(1, name='user'))
 _ONES = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
 
 
@@ -535,7 +521,7 @@ def test_a_variable_without_a_gradient_stays_as_it_is():
       return inputs
 
   unused = functools.partial(Unused, name='unused')
-  build = _stack(1, unused, _dense(1, name='body'), _dense(1, name='user'))
+  build = stack(1, unused, dense(1, name='body'), dense(1, name='user'))
   model = planted.factorization(build, metrics=list)
   for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
     done = Client(model, Phase(_BOTH, optimizer=optimizer))(_ONES)
@@ -554,9 +540,9 @@ def test_a_variable_without_a_gradient_stays_as_it_is():
 
 @pytest.mark.slow
 def test_weights_of_two_types_are_trained_together():
-  wide = _dense(2, dtype='float64', name='wide')
+  wide = dense(2, dtype='float64', name='wide')
   model = planted.factorization(
-    _stack(2, wide, _dense(1, name='user')), metrics=list
+    stack(2, wide, dense(1, name='user')), metrics=list
   )
   fields = {'x': np.ones([5, 2], 'f'), 'y': np.ones([5, 1], 'f')}
   for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
@@ -574,7 +560,7 @@ def test_weights_of_two_types_are_trained_together():
 @pytest.mark.slow
 def test_dropout_is_another_one_in_each_step_and_phase():
   dropout = functools.partial(layers.Dropout, 0.5)
-  build = _stack(64, dropout, _linear('zeros', name='user'), _linear('ones'))
+  build = stack(64, dropout, linear('zeros', name='user'), linear('ones'))
   model = keras_models.from_keras(
     build, loss=lambda labels, predictions: predictions[:, 0], local='user'
   )
@@ -606,9 +592,9 @@ def test_dropout_is_another_one_in_each_step_and_phase():
 def test_regularization_counts_in_every_phase():
   # Nothing but their regularization works on the weights.
   decaying = functools.partial(
-    _linear, 'ones', kernel_regularizer=tf.keras.regularizers.L2(0.5)
+    linear, 'ones', kernel_regularizer=tf.keras.regularizers.L2(0.5)
   )
-  build = _stack(1, decaying(name='shared'), decaying(name='user'))
+  build = stack(1, decaying(name='shared'), decaying(name='user'))
   client = Client(
     planted.factorization(build, metrics=list),
     Phase((tiers.LOCAL,), epochs=3),
@@ -627,14 +613,12 @@ def test_regularization_counts_in_every_phase():
 
 
 # A prediction is the local weight times the input, times one.
-_one_weight_from_zero = _stack(
-  1, _linear('zeros', name='user'), _linear('ones')
-)
+_one_weight_from_zero = stack(1, linear('zeros', name='user'), linear('ones'))
 
 
 def test_the_loss_and_the_regularization_are_those_of_keras():
-  dense = functools.partial(_dense, kernel_regularizer='l2')
-  build = _stack(6, dense(4, name='user'), dense(1))
+  decaying = functools.partial(dense, kernel_regularizer='l2')
+  build = stack(6, decaying(4, name='user'), decaying(1))
   model = planted.factorization(build, loss='mse', metrics=list)
   generator = np.random.default_rng(0)
   fields = {
@@ -698,11 +682,11 @@ def test_terms_compare_with_the_weights_as_the_round_began():
 # ---- measuring ---------------------------------------------------------------
 
 
-_classifier = _stack(
+_classifier = stack(
   6,
-  _dense(4, 'tanh', name='user'),
+  dense(4, 'tanh', name='user'),
   functools.partial(layers.Dropout, 0.5),
-  _dense(1, 'sigmoid'),
+  dense(1, 'sigmoid'),
 )
 
 

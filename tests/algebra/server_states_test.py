@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.stacks import linear
+from tests.support.stacks import stack
 import tff_partial
 from tff_partial import evaluation
 from tff_partial.client_statistics import Statistic
@@ -22,11 +24,7 @@ def _count(model):
   return {'rounds': tf.constant(0.0)}
 
 
-def _build() -> tf.keras.Model:
-  inputs = tf.keras.Input([1])
-  shared = tf.keras.layers.Dense(1, use_bias=False, name='shared')(inputs)
-  own = tf.keras.layers.Dense(1, use_bias=False, name='own')(shared)
-  return tf.keras.Model(inputs, own)
+_build = stack(1, linear(name='shared'), linear(name='own'))
 
 
 def _predicted(client) -> tf.Tensor:

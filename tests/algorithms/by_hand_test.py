@@ -17,6 +17,8 @@ import tensorflow_federated as tff
 import baselines
 from baselines import fed_opt
 from tests.support import planted
+from tests.support.stacks import linear
+from tests.support.stacks import stack
 from tff_partial import algorithms
 from tff_partial import layers
 from tff_partial import phases
@@ -39,12 +41,7 @@ _NAME = 'predict/kernel'
 pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 
-def _build() -> tf.keras.Model:
-  inputs = tf.keras.Input([2])
-  predict = tf.keras.layers.Dense(
-    1, use_bias=False, kernel_initializer='ones', name='predict'
-  )
-  return tf.keras.Model(inputs, predict(inputs))
+_build = stack(2, linear('ones', name='predict'))
 
 
 @pytest.fixture(scope='module', name='model')
@@ -610,9 +607,7 @@ def test_a_mixture_is_learned_beside_the_variables_that_are_named(
 def _two_layers() -> tf.keras.Model:
   """Features `w x`, of which the sum of both is the prediction."""
   inputs = tf.keras.Input([2])
-  features = tf.keras.layers.Dense(
-    2, use_bias=False, kernel_initializer='identity', name='features'
-  )(inputs)
+  features = linear('identity', 2, name='features')()(inputs)
   total = tf.keras.layers.Lambda(
     lambda t: tf.reduce_sum(t, -1, keepdims=True), name='total'
   )(features)
@@ -823,9 +818,7 @@ def _with_logits() -> models.PartialModel:
 
   def build() -> tf.keras.Model:
     inputs = tf.keras.Input([2])
-    features = tf.keras.layers.Dense(
-      2, use_bias=False, kernel_initializer='identity', name='features'
-    )(inputs)
+    features = linear('identity', 2, name='features')()(inputs)
     head = tf.keras.layers.Dense(3, kernel_initializer='ones', name='head')
     return tf.keras.Model(
       inputs, {'features': features, 'logits': head(features)}

@@ -18,6 +18,7 @@ import tensorflow as tf
 import baselines
 from baselines import p_fed_km
 from tests.support import planted
+from tests.support.stacks import linear
 from tff_partial import algorithms
 from tff_partial import assignments
 from tff_partial import client_state
@@ -49,13 +50,8 @@ def _build(num_groups: int = K) -> tf.keras.Model:
   inputs = tf.keras.Input([1], name='x')
   own = layers.PrivateVector(1, initializer='ones', name='embedding')(inputs)
   joined = tf.keras.layers.Concatenate()([inputs, own])
-  number = functools.partial(
-    tf.keras.layers.Dense,
-    1,
-    use_bias=False,
-    kernel_initializer=tf.keras.initializers.Constant(0.5),
-  )
-  features = number(name='encoder')(joined)
+  half = functools.partial(linear, tf.keras.initializers.Constant(0.5))
+  features = half(name='encoder')()(joined)
   features = layers.Centers(
     num_groups,
     1,
@@ -64,7 +60,7 @@ def _build(num_groups: int = K) -> tf.keras.Model:
   )(features)
   heads = {'head': 'head', 'global': 'global_head', 'type': 'type_head'}
   return tf.keras.Model(
-    inputs, {of: number(name=name)(features) for of, name in heads.items()}
+    inputs, {of: half(name=name)()(features) for of, name in heads.items()}
   )
 
 
@@ -466,9 +462,7 @@ def test_an_own_head_is_solved_for_before_the_rest_is_trained():
 def _build_clustered() -> tf.keras.Model:
   """`head * w x`, and `g * w x` where g is the user's own."""
   inputs = tf.keras.Input([1], name='x')
-  features = tf.keras.layers.Dense(
-    1, use_bias=False, kernel_initializer='ones', name='encoder'
-  )(inputs)
+  features = linear('ones', name='encoder')()(inputs)
   gradient = layers.PrivateVector(1, initializer='zeros', name='embedding')
   own = gradient(inputs)
   features = layers.Centers(
@@ -477,9 +471,7 @@ def _build_clustered() -> tf.keras.Model:
     initializer=tf.keras.initializers.Constant([[-1.0], [1.0]]),
     name='prototypes',
   )(features)
-  head = tf.keras.layers.Dense(
-    1, use_bias=False, kernel_initializer='zeros', name='head'
-  )
+  head = linear('zeros', name='head')()
   outputs = {'head': head(features), 'global': features * own}
   return tf.keras.Model(inputs, outputs)
 
@@ -533,19 +525,18 @@ def test_pfedkm_of_heads_joins_users_of_like_gradients():
 def _build_clustered_by_model(size: int = 2) -> tf.keras.Model:
   """`head * w x` and `a * w x`, of which w and a are everybody's."""
   inputs = tf.keras.Input([1], name='x')
-  number = functools.partial(tf.keras.layers.Dense, 1, use_bias=False)
   features = layers.Centers(
     2,
     size,
     initializer=tf.keras.initializers.Constant([[-1.0] * size, [1.0] * size]),
     name='prototypes',
-  )(number(kernel_initializer='ones', name='encoder')(inputs))
+  )(linear('ones', name='encoder')()(inputs))
   half = tf.keras.initializers.Constant(0.5)
   return tf.keras.Model(
     inputs,
     {
-      'head': number(kernel_initializer='zeros', name='head')(features),
-      'global': number(kernel_initializer=half, name='global_head')(features),
+      'head': linear('zeros', name='head')()(features),
+      'global': linear(half, name='global_head')()(features),
     },
   )
 

@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 from baselines import fed_att
 from baselines import fed_noise
 from tests.support import planted
+from tests.support.stacks import linear
 from tff_partial import aggregators
 from tff_partial import tiers
 from tff_partial.algorithms import fed_avg
@@ -51,12 +52,8 @@ pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 def _build(local: bool = False) -> tf.keras.Model:
   inputs = tf.keras.Input([2])
-  hidden = tf.keras.layers.Dense(
-    2, use_bias=False, kernel_initializer='identity', name='first'
-  )(inputs)
-  found = tf.keras.layers.Dense(
-    1, use_bias=False, kernel_initializer='ones', name='second'
-  )(hidden)
+  hidden = linear('identity', 2, name='first')()(inputs)
+  found = linear('ones', name='second')()(hidden)
   if local:
     one = tf.ones_like(inputs[:, :1])
     own = planted.UserVector('zeros', name='user')(one)

@@ -13,6 +13,9 @@ import tensorflow_federated as tff
 
 import baselines
 from tests.support import planted
+from tests.support.stacks import dense
+from tests.support.stacks import linear
+from tests.support.stacks import stack
 from tff_partial import algorithms
 from tff_partial import client_state
 from tff_partial import evaluation
@@ -38,14 +41,7 @@ pytestmark = pytest.mark.usefixtures('in_cohorts')
 # ---- a small network and its clients -----------------------------------------
 
 
-def _network() -> tf.keras.Model:
-  return tf.keras.Sequential(
-    [
-      tf.keras.Input([3]),
-      layers.Dense(4, 'tanh', name='body'),
-      layers.Dense(1, name='head'),
-    ]
-  )
+_network = stack(3, dense(4, 'tanh', name='body'), dense(1, name='head'))
 
 
 @functools.cache
@@ -228,10 +224,8 @@ def test_fed_sgd_agrees_with_tff(plain):
 # ---- one number, to redo by hand ---------------------------------------------
 
 
-def _one_number() -> tf.keras.Model:
-  """The prediction is a weight w, which begins with 0."""
-  w = layers.Dense(1, use_bias=False, kernel_initializer='zeros', name='w')
-  return tf.keras.Sequential([tf.keras.Input([1]), w])
+# The prediction is a weight w, which begins with 0.
+_one_number = stack(1, linear('zeros', name='w'))
 
 
 @functools.cache

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.stacks import dense
+from tests.support.stacks import stack
 import tff_partial
 from tff_partial.data import examples
 from tff_partial.model import losses
@@ -20,10 +22,7 @@ _LOGITS = np.array(
 )
 
 
-def _build() -> tf.keras.Model:
-  return tf.keras.Sequential(
-    [tf.keras.Input([2]), tf.keras.layers.Dense(3, name='head')]
-  )
+_build = stack(2, dense(3, name='head'))
 
 
 def _model(loss: Any, **options: Any) -> tff_partial.PartialModel:
@@ -93,11 +92,7 @@ def test_metrics_do_not_know_of_it_and_the_model_says_it():
 
 def test_labels_without_a_weight_are_refused_when_packed():
   model = tff_partial.from_keras(
-    lambda: tf.keras.Sequential(
-      [tf.keras.Input([2]), tf.keras.layers.Dense(1, 'sigmoid')]
-    ),
-    loss='mse',
-    class_weight={0: 1.0, 1: 5.0},
+    stack(2, dense(1, 'sigmoid')), loss='mse', class_weight={0: 1.0, 1: 5.0}
   )
   fields = {'x': np.zeros([2, 2]), 'y': np.array([1.0, 2.0])}
   with pytest.raises(

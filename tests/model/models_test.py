@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support import kinds
+from tests.support.stacks import dense
+from tests.support.stacks import stack
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.model import keras_functions
@@ -208,15 +210,12 @@ def test_operators_of_keras_are_not_spoilt(tmp_path):
 
 
 def test_trained_weights_of_another_type_are_converted():
-  def build(dtype: str | None = None) -> tf.keras.Model:
-    head = layers.Dense(1, dtype=dtype, name='head')
-    return tf.keras.Sequential([tf.keras.Input([2]), head])
-
-  trained = build('float64')
-  model = keras_models.from_keras(build, loss=_MSE, initial_weights=trained)
+  wide = stack(2, dense(1, dtype='float64', name='head'))()
+  build = stack(2, dense(1, name='head'))
+  model = keras_models.from_keras(build, loss=_MSE, initial_weights=wide)
   found = model.initial_weights(tiers.GLOBAL, _SEED)['head/kernel']
   assert found.dtype == tf.float32
-  np.testing.assert_allclose(found, trained.get_weights()[0], rtol=1e-6)
+  np.testing.assert_allclose(found, wide.get_weights()[0], rtol=1e-6)
 
 
 def test_what_becomes_a_keras_model_predicts_the_same(made):
@@ -318,11 +317,7 @@ def test_first_values_follow_from_the_seed():
 
 
 def test_variables_draw_apart_from_one_another():
-  def build():
-    return tf.keras.Sequential(
-      [tf.keras.Input([3]), *(layers.Dense(3, name=n) for n in 'abc')]
-    )
-
+  build = stack(3, *(dense(3, name=name) for name in 'abc'))
   model = keras_models.from_keras(build, loss=_MSE, local='b')
   weights = tiers.join(
     *({tier: model.initial_weights(tier, _SEED)} for tier in model.tiers)
@@ -399,10 +394,7 @@ def test_layers_of_a_trained_model_are_told_by_their_names():
   assert model.initial_weights(tiers.GLOBAL, _SEED)['a/kernel'] == 7
 
 
-def _two_layers() -> tf.keras.Model:
-  x = tf.keras.Input([3])
-  body = layers.Dense(2, 'relu', name='body')(x)
-  return tf.keras.Model(x, layers.Dense(2, name='head')(body))
+_two_layers = stack(3, dense(2, 'relu', name='body'), dense(2, name='head'))
 
 
 @pytest.mark.parametrize('name', ['model.keras', 'model', 'model.weights.h5'])
