@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support import kinds
+from tests.support.stacks import dense
+from tests.support.stacks import stack
 from tff_partial.model import keras_models
 from tff_partial.model import models
 
@@ -77,9 +79,7 @@ def _loads_weights() -> tf.keras.Model:
 
 
 def _initialized_by(initializer) -> Callable[[], tf.keras.Model]:
-  return lambda: tf.keras.Sequential(
-    [tf.keras.Input([4]), layers.Dense(1, kernel_initializer=initializer)]
-  )
+  return stack(4, dense(1, kernel_initializer=initializer))
 
 
 def _adapts() -> tf.keras.Model:
@@ -147,6 +147,43 @@ class _Drawn(layers.Layer):
 
 
 _SHARED = layers.Dense(1, name='shared')
+
+
+class _OwnTable(layers.Layer):
+  """Looks words up in a table that the user made."""
+
+  def __init__(self):
+    super().__init__(name='own')
+    words = tf.lookup.KeyValueTensorInitializer(['a', 'b'], [1, 2])
+    self._table = tf.lookup.StaticHashTable(words, 0)
+
+  def call(self, inputs):
+    return self._table.lookup(inputs)
+
+
+def _embedding(
+  layer: Callable[[], layers.Layer],
+) -> Callable[[], tf.keras.Model]:
+  """A model that numbers its inputs with a layer and embeds the numbers."""
+  return lambda: tf.keras.Sequential(
+    [tf.keras.Input([1], dtype=tf.string), layer(), layers.Embedding(9, 1)]
+  )
+
+
+def _lookup_inside() -> tf.keras.Model:
+  words = layers.StringLookup(vocabulary=['a'], name='words')
+  return tf.keras.Sequential([words])
+
+
+def _changing(*sizes: tuple[int, ...]) -> Callable[[], tf.keras.Model]:
+  """Builds another model with every call."""
+  waiting = list(sizes)
+
+  def build() -> tf.keras.Model:
+    units = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+    return stack(4, *map(dense, units))()
+
+  return build
 
 
 @pytest.mark.parametrize(
@@ -219,7 +256,7 @@ _SHARED = layers.Dense(1, name='shared')
       '`initial_weights` instead of loading them in the builder',
     ),
     (
-      lambda: tf.keras.Sequential([tf.keras.Input([4]), _SHARED]),
+      stack(4, lambda: _SHARED),
       r"The variables \['kernel:0', 'bias:0'\] exist before the "
       'model is built. Create every layer inside the callable',
     ),
@@ -269,9 +306,32 @@ _SHARED = layers.Dense(1, name='shared')
       "Variable '.*number' begins with another value each time that the model "
       'is built. Make it with `self.add_weight',
     ),
+    (stack(4, layers.Flatten), 'The model has no trainable variable'),
+    *(
+      (
+        _embedding(layer),
+        f'Layer {name} looks its inputs up in a table, which a pure function '
+        'cannot hold. Let it stand first, .*; or map strings to integers '
+        'before you pack .*Vocabulary.*, or use `tf.keras.layers.Hashing`',
+      )
+      for layer, name in (
+        (_lookup_inside, r"'words' \(StringLookup\)"),
+        (_OwnTable, r"'own' \(_OwnTable\)"),
+      )
+    ),
     (
-      lambda: tf.keras.Sequential([tf.keras.Input([4]), layers.Flatten()]),
-      'The model has no trainable variable',
+      _changing((3, 2), (4, 2)),
+      r"asks for a variable .* of shape \(4, 4\) where it had 'dense/kernel' "
+      r'of shape \(4, 3\) before. The callable given to `from_keras` must '
+      'build the same model every time',
+    ),
+    (
+      _changing((3, 2), (3,)),
+      r"no longer asks for the variables \['dense_1/kernel', 'dense_1/bias'\]",
+    ),
+    (
+      _changing((3, 2), (3, 2, 2)),
+      r'asks for the variables .*which it had not before',
     ),
   ],
 )
@@ -300,91 +360,8 @@ def test_a_seed_that_is_no_whole_number_is_refused():
     keras_models.from_keras(kinds.functional, loss=_MSE, seed=None)
 
 
-class _OwnTable(layers.Layer):
-  """Looks words up in a table that the user made."""
-
-  def __init__(self):
-    super().__init__(name='own')
-    words = tf.lookup.KeyValueTensorInitializer(['a', 'b'], [1, 2])
-    self._table = tf.lookup.StaticHashTable(words, 0)
-
-  def call(self, inputs):
-    return self._table.lookup(inputs)
-
-
-def _embedding(
-  layer: Callable[[], layers.Layer],
-) -> Callable[[], tf.keras.Model]:
-  """A model that numbers its inputs with a layer and embeds the numbers."""
-  return lambda: tf.keras.Sequential(
-    [tf.keras.Input([1], dtype=tf.string), layer(), layers.Embedding(9, 1)]
-  )
-
-
-@pytest.mark.parametrize(
-  ('build', 'name'),
-  [
-    (
-      _embedding(
-        lambda: tf.keras.Sequential(
-          [layers.StringLookup(vocabulary=['a'], name='words')]
-        )
-      ),
-      r"'words' \(StringLookup\)",
-    ),
-    (_embedding(_OwnTable), r"'own' \(_OwnTable\)"),
-  ],
-  ids=['inside a model', 'own'],
-)
-def test_layers_with_a_lookup_table_are_refused(build, name):
-  with pytest.raises(
-    models.ModelError,
-    match=f'Layer {name} looks its inputs up in a table, which a pure function '
-    'cannot hold. Let it stand first, .*; or map strings to integers before '
-    'you pack .*Vocabulary.*, or use `tf.keras.layers.Hashing`',
-  ):
-    keras_models.from_keras(build, loss=_MSE)
-
-
 def test_hashing_needs_no_table():
   model = keras_models.from_keras(
     _embedding(lambda: layers.Hashing(9)), loss=_MSE
   )
   assert model.example_spec['x'] == tf.TensorSpec([1], tf.string)
-
-
-def _changing(*sizes: tuple[int, ...]) -> Callable[[], tf.keras.Model]:
-  """Builds another model with every call."""
-  waiting = list(sizes)
-
-  def build() -> tf.keras.Model:
-    units = waiting.pop(0) if len(waiting) > 1 else waiting[0]
-    return tf.keras.Sequential(
-      [tf.keras.Input([4]), *(layers.Dense(n) for n in units)]
-    )
-
-  return build
-
-
-@pytest.mark.parametrize(
-  ('build', 'message'),
-  [
-    (
-      _changing((3, 2), (4, 2)),
-      r"asks for a variable .* of shape \(4, 4\) where it had 'dense/kernel' "
-      r'of shape \(4, 3\) before. The callable given to `from_keras` must '
-      'build the same model every time',
-    ),
-    (
-      _changing((3, 2), (3,)),
-      r"no longer asks for the variables \['dense_1/kernel', 'dense_1/bias'\]",
-    ),
-    (
-      _changing((3, 2), (3, 2, 2)),
-      r'asks for the variables .*which it had not before',
-    ),
-  ],
-)
-def test_a_model_that_changes_from_call_to_call_is_refused(build, message):
-  with pytest.raises(models.ModelError, match=message):
-    keras_models.from_keras(build, loss=_MSE)
