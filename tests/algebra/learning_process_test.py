@@ -4,6 +4,7 @@ import asyncio
 import collections
 from collections.abc import Mapping
 import csv
+import functools
 import pathlib
 from typing import Any
 
@@ -457,13 +458,7 @@ def test_train_model_trains_saves_and_resumes(tmp_path, process, face):
   }
   nothing = [collections.OrderedDict()] * len(clients)
 
-  def assert_close(found, expected):
-    tf.nest.map_structure(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-      found,
-      expected,
-    )
-
+  assert_close = functools.partial(planted.assert_close, relative=1e-5)
   state = process.initialize()
   for number in (1, 2, 3):
     cohort = pack(process, number - 1, clients)

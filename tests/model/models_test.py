@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import kinds
+from tests.support import planted
 from tests.support.stacks import dense
 from tests.support.stacks import stack
 from tff_partial import phases
@@ -181,11 +182,7 @@ def test_predictions_can_be_made_eagerly(made):
     seed=_SEED,
   )
   expected = made.keras(made.kind.inputs)
-  tf.nest.map_structure(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-    found,
-    expected,
-  )
+  planted.assert_close(found, expected, relative=1e-5)
   for term, wanted in zip(regularization, made.keras.losses, strict=True):
     np.testing.assert_allclose(term, wanted, rtol=1e-5)
   if keras_functions.mask_of(expected) is not None:
@@ -221,11 +218,7 @@ def test_trained_weights_of_another_type_are_converted():
 def test_what_becomes_a_keras_model_predicts_the_same(made):
   back = made.partial.to_keras(*made.weights.values())
   assert back is not made.keras
-  tf.nest.map_structure(
-    np.testing.assert_array_equal,
-    back(made.kind.inputs),
-    made.keras(made.kind.inputs),
-  )
+  planted.assert_same(back(made.kind.inputs), made.keras(made.kind.inputs))
   assert [v.shape for v in back.trainable_variables] == [
     v.shape for v in made.keras.trainable_variables
   ]

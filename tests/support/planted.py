@@ -338,12 +338,15 @@ def assert_same(one: Any, other: Any) -> None:
   tf.nest.map_structure(np.testing.assert_array_equal, one, other)
 
 
-def assert_close(one: Any, other: Any, tolerance: float = 1e-6) -> None:
+def assert_close(
+  one: Any, other: Any, tolerance: float = 1e-6, relative: float = 0.0
+) -> None:
   """Asserts that two structures differ by rounding."""
   tf.nest.map_structure(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance),
-    one,
-    other,
+    functools.partial(
+      np.testing.assert_allclose, rtol=relative, atol=tolerance
+    ),
+    *(one, other),
   )
 
 

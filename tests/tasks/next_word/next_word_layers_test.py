@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tasks.next_word import layers
 from tasks.next_word.tokens import Tokens
+from tests.support import planted
 
 # Padding 0, words 1 2 3, buckets 4 5, beginning 6, end 7.
 _TOKENS = Tokens(words=3, buckets=2)
@@ -42,11 +43,7 @@ def test_the_lstm_computes_what_keras_computes(jit):
     return y, tape.gradient(loss, [inputs, *layer.trainable_variables])
 
   found = tf.function(run, jit_compile=jit, autograph=False)(ours)
-  tf.nest.map_structure(
-    lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
-    found,
-    run(keras),
-  )
+  planted.assert_close(found, run(keras), 1e-5, relative=1e-7)
 
 
 @pytest.mark.parametrize(
