@@ -165,11 +165,7 @@ def test_parts_are_clipped_for_themselves():
       ),
       *(value[part] for value in values),
     )
-    tf.nest.map_structure(
-      lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6),
-      mean[part],
-      expected,
-    )
+    planted.assert_close(mean[part], expected, relative=1e-7)
     assert measured[part]['clip'] == clip
     assert measured[part]['share_clipped_not_private'] == 1.0
 
@@ -355,24 +351,17 @@ def test_impossible_arguments_are_named(call, match):
 
 
 @pytest.mark.parametrize(
-  ('type_spec', 'match'),
+  ('clipping', 'type_spec', 'match'),
   [
-    (tff.TensorType(np.int32, [3]), 'int32'),
-    (tff.TensorType(np.float32, [None]), 'known shape'),
-    (tff.SequenceType(np.float32), 'Only tensors'),
+    ('fixed', tff.TensorType(np.int32, [3]), 'int32'),
+    ('fixed', tff.TensorType(np.float32, [None]), 'known shape'),
+    ('fixed', tff.SequenceType(np.float32), 'Only tensors'),
+    ({'shared': clipping_lib.FixedClip(1.0)}, _TIERS, r"\['group', 'shared'\]"),
   ],
 )
-def test_what_cannot_be_clipped_is_refused(type_spec, match):
+def test_what_cannot_be_clipped_is_refused(clipping, type_spec, match):
   with pytest.raises(mechanisms.PrivateTypeError, match=match):
-    _mean().create(type_spec)
-
-
-def test_parts_that_clients_do_not_send_are_named():
-  factory = _mean({'shared': clipping_lib.FixedClip(1.0)})
-  with pytest.raises(
-    mechanisms.PrivateTypeError, match=r"\['group', 'shared'\]"
-  ):
-    factory.create(_TIERS)
+    _mean(clipping).create(type_spec)
 
 
 # ---- rows of tables ----------------------------------------------------------
@@ -448,11 +437,11 @@ def test_rows_come_to_the_same_as_whole_tables(clipping):
       by_rows.next(other, sent, weights),
     )
     one, other = expected.state, found.state
-    tf.nest.map_structure(
-      # Norms are added up in another order; a unit is 2**-30 of a clip.
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+    # Norms are added up in another order; a unit is 2**-30 of a clip.
+    planted.assert_close(
       (expected.result, expected.measurements),
       (found.result, found.measurements),
+      relative=1e-6,
     )
     # Also the rows that nobody sent have noise.
     assert np.all(found.result['shared']['items'] != 0.0)
