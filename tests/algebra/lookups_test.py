@@ -1,24 +1,20 @@
 """Which tables are trained by rows, and that this changes only the cost."""
 
-import collections
 from collections.abc import Callable
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.support import planted
-from tff_partial import contexts
+from tests.support.one_client import Client
 from tff_partial import phases
-from tff_partial import random_bits
 from tff_partial import terms
 from tff_partial import tiers
-from tff_partial.client.local_training import run
 from tff_partial.model import keras_models
 from tff_partial.model import models
-from tff_partial.model import tracing
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.sparse import lookups
@@ -208,87 +204,18 @@ _MODELS: dict[str, Callable[[], models.PartialModel]] = {
   'without input': lambda: _model(_without_input, local='user', inputs=_WORDS),
   'asserting': lambda: _reading(_asserting),
 }
-_SEED = np.array([3, 4], np.int32)
 
 
-def _examples(
-  model: models.PartialModel, count: int, capacity: int
-) -> collections.OrderedDict[str, tf.Tensor]:
-  """Examples that look some rows up again and again; then padding."""
+def _fields(model: models.PartialModel, count: int) -> planted.Fields:
+  """Examples that look some rows up again and again."""
   draw = np.random.default_rng(count)
-
-  def drawn(spec: tf.TensorSpec, largest: int) -> np.ndarray:
-    values = draw.integers(1, largest, [count, *spec.shape])
-    padding = np.zeros([capacity - count, *spec.shape])
-    return tf.cast(np.concatenate([values, padding]), spec.dtype)
-
-  spec = model.example_spec
-  return collections.OrderedDict(
-    x=drawn(spec['x'], 9),
-    y=drawn(spec['y'], 3),
-    weight=drawn(spec['weight'], 3),
-  )
-
-
-class Done(NamedTuple):
-  """What a client has, with the rows it changed in the tables' order."""
-
-  weights: Any
-  metrics: Any
-  loss: Any
-  num_examples: Any
-  is_finite: Any
-  changes: Any
-
-
-class Trained:
-  """Runs phases on one client, with tables by rows or as a whole."""
-
-  def __init__(
-    self, model: models.PartialModel, work: phases.Work, *, by_rows: bool
-  ):
-    self._model = model
-    tables = lookups.Tables(model, work) if by_rows else None
-
-    def train(weights: Any, examples: Any, count: Any, seed: Any) -> Any:
-      frozen = model.frozen_weights()
-      known = contexts.ClientContext(
-        model, weights, weights, frozen, examples, count, seed
-      )
-      done = run(work, known, tables)
-      return Done(
-        done.weights,
-        done.metrics,
-        done.loss,
-        done.num_examples,
-        done.is_finite,
-        list(done.changes.values()),
-      )
-
-    self.traced = tracing.traced(
-      train,
-      collections.OrderedDict(
-        (tier, model.specs(tier)) for tier in model.tiers
-      ),
-      tf.nest.map_structure(
-        lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
-        model.example_spec,
-      ),
-      tf.TensorSpec([], tf.int32),
-      random_bits.SEED_SPEC,
+  return {
+    name: draw.integers(1, largest, [count, *spec.shape]).astype(
+      spec.dtype.as_numpy_dtype
     )
-
-  def arguments(self, count: int, capacity: int) -> list[Any]:
-    weights = collections.OrderedDict(
-      (tier, self._model.initial_weights(tier, _SEED))
-      for tier in self._model.tiers
-    )
-    examples = _examples(self._model, count, capacity)
-    return [weights, examples, tf.constant(count), tf.constant(_SEED)]
-
-  def __call__(self, count: int, capacity: int, jit: bool = False) -> Any:
-    train = tf.function(self.traced, jit_compile=True) if jit else self.traced
-    return train(*self.arguments(count, capacity))
+    for name, largest in (('x', 9), ('y', 3), ('weight', 3))
+    for spec in [model.example_spec[name]]
+  }
 
 
 _IN_TURN = [
@@ -304,26 +231,37 @@ _IN_TURN = [
 ]
 
 
+def _client(
+  model: models.PartialModel, by_rows: bool, jit: bool = False
+) -> Client:
+  """Trains with tables by rows or as a whole."""
+  tables = lookups.Tables(model, _IN_TURN) if by_rows else None
+  return Client(model, *_IN_TURN, tables=tables, jit=jit)
+
+
 @pytest.fixture(scope='module', params=_MODELS, name='pair')
 def fixture_pair(request):
   model = _MODELS[request.param]()
-  return [Trained(model, _IN_TURN, by_rows=rows) for rows in (True, False)]
+  return [_client(model, rows) for rows in (True, False)]
 
 
 @pytest.mark.slow
 def test_rows_end_as_in_the_whole_table(pair):
   by_rows, as_a_whole = pair
   for count in (13, 1, 0):
-    done, wanted = by_rows(count, 16), as_a_whole(count, 16)
+    fields = _fields(by_rows.model, count)
+    done, wanted = by_rows(fields, 16), as_a_whole(fields, 16)
     assert done.changes
     assert not wanted.changes
-    planted.assert_same(done._replace(changes=[]), wanted._replace(changes=[]))
+    planted.assert_same({**vars(done), 'changes': {}}, vars(wanted))
 
 
 @pytest.mark.slow
 def test_xla_makes_the_same_of_rows(pair):
   by_rows, _ = pair
-  done, wanted = by_rows(13, 16, jit=True), by_rows(13, 16)
+  jitted = _client(by_rows.model, True, jit=True)
+  fields = _fields(by_rows.model, 13)
+  done, wanted = jitted(fields, 16), by_rows(fields, 16)
   planted.assert_close(done.weights, wanted.weights)
   planted.assert_close(done.changes, wanted.changes)
 
@@ -331,9 +269,13 @@ def test_xla_makes_the_same_of_rows(pair):
 @pytest.mark.slow
 def test_padding_changes_no_row(pair):
   by_rows, _ = pair
-  one, other = by_rows(13, 13), by_rows(13, 64)
-  planted.assert_same(one._replace(changes=[]), other._replace(changes=[]))
-  assert not np.any(other.changes[0].values[13 * 6 :])
+  fields = _fields(by_rows.model, 13)
+  one, other = by_rows(fields), by_rows(fields, 64)
+  planted.assert_same(
+    {**vars(one), 'changes': {}}, {**vars(other), 'changes': {}}
+  )
+  first, *_ = other.changes.values()
+  assert not np.any(first.values[13 * 6 :])
 
 
 # ---- what it costs -----------------------------------------------------------
@@ -350,14 +292,14 @@ def test_a_client_reads_its_rows_and_no_more_of_a_table():
 
   def operations(by_rows: bool) -> list[str]:
     """Those of the compiled program that take or make a whole table."""
-    train = Trained(model, _IN_TURN, by_rows=by_rows)
+    train = _client(model, by_rows)
 
     def sent(*args: Any) -> Any:
       done = train.traced(*args)
-      return done.changes or done.weights, done.loss
+      return done['changes'] or done['weights'], done['loss']
 
     compiled = tf.function(sent, jit_compile=True, autograph=False)
-    arguments = train.arguments(13, 16)
+    arguments = train.arguments(_fields(model, 13), 16)
     text = compiled.experimental_get_compiler_ir(*arguments)('optimized_hlo')
     return [
       line.split(' = ')[1].split('(')[0].split(' ')[-1]

@@ -3,7 +3,6 @@
 import collections
 import functools
 import itertools
-import types
 from typing import Any
 
 import numpy as np
@@ -12,127 +11,25 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
+from tests.support.one_client import Client
+from tests.support.one_client import SEED
 from tests.support.stacks import dense
 from tests.support.stacks import linear
 from tests.support.stacks import stack
-from tff_partial import contexts
 from tff_partial import phases
 from tff_partial import terms
 from tff_partial import tiers
-from tff_partial.client import client_metrics
-from tff_partial.client import client_work
-from tff_partial.client import local_training
 from tff_partial.client import work as work_lib
 from tff_partial.data import splits
 from tff_partial.model import keras_metrics
 from tff_partial.model import keras_models
 from tff_partial.model import models
-from tff_partial.model import tracing
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
 layers = tf.keras.layers
 optimizers = tff.learning.optimizers
-_SEED = np.array([8, 9], np.int32)
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
-
-
-def _pad(array: np.ndarray, capacity: int) -> np.ndarray:
-  missing = capacity - len(array)
-  return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
-
-
-class Client:
-  """Runs phases on one client, traced once for all sizes."""
-
-  def __init__(
-    self,
-    model: models.PartialModel,
-    *work: Phase | phases.Interleaved,
-    jit: bool = False,
-  ):
-    self.model = model
-    self._has_copy = work_lib.needs_personal_copy(work)
-    self._spec = client_work.example_spec_of(model, work)
-
-    def run(weights, examples, count, seed):
-      frozen = model.frozen_weights()
-      context = contexts.ClientContext(
-        model, weights, weights, frozen, examples, count, seed
-      )
-      done = local_training.run(work, context)
-      known = {**done._asdict(), 'weights': done.weights, 'group': done.group}
-      del known['context']
-      return known
-
-    example_specs = tf.nest.map_structure(
-      lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self._spec
-    )
-    weight_specs = collections.OrderedDict(
-      (tier, model.specs(tier)) for tier in model.tiers
-    )
-    if self._has_copy:
-      weight_specs[tiers.PERSONAL] = model.specs(tiers.GLOBAL)
-    traced = tracing.traced(
-      run,
-      weight_specs,
-      example_specs,
-      tf.TensorSpec([], tf.int32),
-      tf.TensorSpec([2], tf.int32),
-    )
-    if jit:
-      traced = tf.function(traced, jit_compile=True, autograph=False)
-    self._run = traced
-
-  def first_weights(self) -> tiers.Weights:
-    """First values; a copy of the global weights has others than they."""
-    first = collections.OrderedDict(
-      (tier, self.model.initial_weights(tier, _SEED))
-      for tier in self.model.tiers
-    )
-    if self._has_copy:
-      first[tiers.PERSONAL] = self.model.initial_weights(
-        tiers.GLOBAL, _SEED + 1
-      )
-    return first
-
-  def __call__(
-    self,
-    fields: dict[str, Any],
-    capacity: int | None = None,
-    seed: np.ndarray = _SEED,
-    weights: tiers.Weights | None = None,
-  ) -> Any:
-    count = len(fields['y'])
-    fields = {'weight': np.ones([count], np.float32), **fields}
-    examples = collections.OrderedDict(
-      (
-        name,
-        tf.nest.map_structure(
-          lambda array: tf.constant(_pad(array, capacity or count)),
-          fields[name],
-        ),
-      )
-      for name in self._spec
-    )
-    done = self._run(
-      weights or self.first_weights(),
-      examples,
-      tf.constant(count),
-      tf.constant(seed),
-    )
-    return types.SimpleNamespace(
-      **tf.nest.map_structure(lambda t: t.numpy(), done)
-    )
-
-  def measure(self, done: Any) -> dict[str, float]:
-    """The metrics of what was done."""
-    states = client_metrics.unfinalized_metrics(done)
-    finalizers = client_metrics.metric_finalizers(self.model)
-    return {
-      name: finalize(states[name]).numpy()
-      for name, finalize in finalizers.items()
-    }
 
 
 _TWO = stack(1, dense(2, name='body'), dense(1, name='user'))
@@ -266,7 +163,7 @@ def test_each_epoch_has_an_order_of_its_own():
     assert (order != expected).any()
   assert (orders[0] != orders[1] - count).any()
   assert (orders[1] - count != orders[2] - 2 * count).any()
-  other = _steps_of(shuffled(max_steps=count), count=count, seed=_SEED + 1)
+  other = _steps_of(shuffled(max_steps=count), count=count, seed=SEED + 1)
   assert (other != orders[0]).any()
 
 
@@ -274,7 +171,7 @@ def test_each_epoch_has_an_order_of_its_own():
 def test_phases_share_one_shuffled_split():
   support, query = splits.shuffled(splits.halves())
   work = _one_by_one(on=support), _one_by_one(on=query, shuffle=True)
-  for seed in (_SEED, _SEED + 1):
+  for seed in (SEED, SEED + 1):
     steps = _steps_of(*work, count=9, seed=seed)
     # Four examples of one part, five of the other, and each in one of them.
     assert sorted(steps) == [1, 1, 2, 2, 3, 3, 4, 4, 5]
@@ -333,7 +230,7 @@ def test_rows_that_a_batch_does_not_read_may_move_too(regularizer):
       dict(found.weights[tier]), dict(expected.weights[tier])
     )
   unread = np.setdiff1d(np.arange(planted.NUM_ITEMS), fields['x'])
-  before = model.initial_weights(tiers.GLOBAL, _SEED)['items/embeddings']
+  before = model.initial_weights(tiers.GLOBAL, SEED)['items/embeddings']
   after = found.weights[tiers.GLOBAL]['items/embeddings']
   assert (before.numpy() != after)[unread].all()
 
@@ -583,7 +480,7 @@ def test_dropout_is_another_one_in_each_step_and_phase():
   for mask, other in itertools.combinations((one, second, third, again), 2):
     assert 10 < (mask != other).sum() < 54
   np.testing.assert_array_equal(kernel(local(max_steps=1)), one)
-  assert (kernel(local(max_steps=1), seed=_SEED + 1) != one).any()
+  assert (kernel(local(max_steps=1), seed=SEED + 1) != one).any()
 
 
 # ---- losses ------------------------------------------------------------------
