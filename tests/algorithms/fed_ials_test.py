@@ -98,10 +98,7 @@ def test_where_no_client_counts_all_stays_as_it_is() -> None:
     process, planted.cohort_of(process, _clients({'a': 9, 'b': 4}), 1)
   ).state
   twice = process.next(once, [], []).state
-  planted.assert_same(
-    planted.global_weights(process, twice),
-    planted.global_weights(process, once),
-  )
+  planted.assert_same_weights(process, twice, once)
   planted.assert_same(
     process.get_server_state(twice), process.get_server_state(once)
   )

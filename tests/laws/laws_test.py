@@ -588,14 +588,6 @@ def test_moving_averages_are_trained(row, state, model_of):
 # ---- stays home --------------------------------------------------------------
 
 
-def _assert_rounded_otherwise(one: Any, other: Any) -> None:
-  tf.nest.map_structure(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-    one,
-    other,
-  )
-
-
 # What all clients learn together, of the shapes of local weights; that these
 # are not in it, first_values_test.py shows.
 _FIRST_VALUES = rf'{first_values.PREFIX}[\w/]+=\w+\[[\d,]+\]'
@@ -670,10 +662,7 @@ def test_copies_of_the_global_weights_stay_home(row, process):
         each[tiers.PERSONAL][name] = np.full(spec.shape, value, 'f')
     outputs.append(planted.run(process, cohort, client_states=kept))
   one, other = outputs
-  planted.assert_same(
-    planted.global_weights(process, one.state),
-    planted.global_weights(process, other.state),
-  )
+  planted.assert_same_weights(process, one.state, other.state)
   first, second = (o.client_states[0][tiers.PERSONAL] for o in outputs)
   assert all((first[name] != second[name]).any() for name in first)
 
@@ -725,7 +714,8 @@ def test_the_order_of_clients_matters_no_more_than_rounding(process):
   output = planted.run(process, planted.cohort_of(process, clients, 1))
   turned = dict(reversed(clients.items()))
   found = planted.run(process, planted.cohort_of(process, turned, 1))
-  _compare(process, found, output, _assert_rounded_otherwise)
+  by_rounding = functools.partial(planted.assert_close, relative=1e-5)
+  _compare(process, found, output, by_rounding)
   planted.assert_same(
     list(reversed(found.client_states)), list(output.client_states)
   )
@@ -769,10 +759,7 @@ def test_where_nobody_counts_the_weights_stay_as_they_are(row, process, who):
     output = planted.run(process, cohort, state)
   else:
     output = process.next(state, [], [])
-  planted.assert_same(
-    planted.global_weights(process, output.state),
-    planted.global_weights(process, state),
-  )
+  planted.assert_same_weights(process, output.state, state)
   metrics = planted.train_metrics(output)
   # A solve, unlike steps, stays finite where no example is left to measure.
   solves = row.name == 'fed_recon, exact'

@@ -342,12 +342,17 @@ def assert_close(
   one: Any, other: Any, tolerance: float = 1e-6, relative: float = 0.0
 ) -> None:
   """Asserts that two structures differ by rounding."""
-  tf.nest.map_structure(
-    functools.partial(
-      np.testing.assert_allclose, rtol=relative, atol=tolerance
-    ),
-    *(one, other),
+  compare = functools.partial(
+    np.testing.assert_allclose, rtol=relative, atol=tolerance
   )
+  tf.nest.map_structure(compare, one, other)
+
+
+def assert_same_weights(
+  process: processes.PartialProcess, one: Any, other: Any
+) -> None:
+  """Asserts that two states have the same global weights, bit for bit."""
+  assert_same(global_weights(process, one), global_weights(process, other))
 
 
 def trained(
