@@ -75,15 +75,10 @@ def fixture_process() -> processes.PartialProcess:
 
 
 def _clients() -> dict[str, dict[str, np.ndarray]]:
-  generator = np.random.default_rng(0)
-  return {
-    client: {
-      'x': generator.normal(size=[count, 2]).astype(np.float32),
-      'y': generator.normal(size=[count, 1]).astype(np.float32),
-      'time': np.arange(count),
-    }
-    for client, count in (('ann', 4), ('bob', 7), ('cid', 1))
-  }
+  clients = planted.drawn({'ann': 4, 'bob': 7, 'cid': 1}, seed=0)
+  for fields in clients.values():
+    fields['time'] = np.arange(len(fields['y']))
+  return clients
 
 
 # ---- types -------------------------------------------------------------------
@@ -276,10 +271,7 @@ def test_a_client_without_examples_sends_nothing(process):
     kept = planted.first_states(process, cohort)
     outputs.append((kept, planted.run(process, cohort, None, kept)))
   (_, without), (kept, output) = outputs
-  planted.assert_same(
-    planted.global_weights(process, output.state),
-    planted.global_weights(process, without.state),
-  )
+  planted.assert_same_weights(process, output.state, without.state)
   assert planted.train_metrics(output) == planted.train_metrics(without)
   planted.assert_same(dict(output.client_states[0]), dict(kept[0]))
 
@@ -300,10 +292,7 @@ def test_epochs_may_follow_the_rounds(process, shuffle):
   for epochs in (1, 3):
     expected = planted.run(composed(epochs), cohort, state, kept)
     output = planted.run(growing, cohort, state, kept)
-    planted.assert_same(
-      planted.global_weights(growing, output.state),
-      planted.global_weights(growing, expected.state),
-    )
+    planted.assert_same_weights(growing, output.state, expected.state)
     state = output.state
   with pytest.raises(client_work.CompositionError, match='is in no round'):
     evaluation.build_evaluation(

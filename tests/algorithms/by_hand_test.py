@@ -51,14 +51,7 @@ def fixture_model() -> models.PartialModel:
 
 @pytest.fixture(scope='module', name='clients')
 def fixture_clients() -> dict[str, planted.Fields]:
-  random = np.random.default_rng(1)
-  return {
-    name: {
-      'x': random.normal(size=[size, 2]).astype(np.float32),
-      'y': random.normal(size=[size, 1]).astype(np.float32),
-    }
-    for name, size in _SIZES.items()
-  }
+  return planted.drawn(_SIZES)
 
 
 def _gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -75,14 +75,7 @@ def fixture_partly_local() -> models.PartialModel:
 
 @pytest.fixture(scope='module', name='clients')
 def fixture_clients() -> dict[str, planted.Fields]:
-  random = np.random.default_rng(1)
-  return {
-    name: {
-      'x': random.normal(size=[size, 2]).astype(np.float32),
-      'y': random.normal(size=[size, 1], loc=2.0).astype(np.float32),
-    }
-    for name, size in _SIZES.items()
-  }
+  return planted.drawn(_SIZES, around=2.0)
 
 
 def _moves(

@@ -355,6 +355,20 @@ def assert_same_weights(
   assert_same(global_weights(process, one), global_weights(process, other))
 
 
+def drawn(
+  sizes: Mapping[str, int], width: int = 2, seed: Any = 1, around: float = 0.0
+) -> dict[str, Fields]:
+  """Each client has inputs and labels that are drawn, so many examples."""
+  random = np.random.default_rng(seed)
+  return {
+    client: {
+      'x': random.normal(size=[size, width]).astype(np.float32),
+      'y': random.normal(around, size=[size, 1]).astype(np.float32),
+    }
+    for client, size in sizes.items()
+  }
+
+
 def trained(
   process: processes.PartialProcess,
   clients: Mapping[str, Fields],
