@@ -85,12 +85,9 @@ def _run(
   clients: Mapping[str, planted.Fields] | None = None,
 ) -> Run:
   clients = clients or _clients()
-  state, kept = process.initialize(), None
-  for number in range(rounds):
-    cohort = planted.cohort_of(process, clients, number)
-    output = planted.run(process, cohort, state, kept)
-    state, kept = output.state, list(output.client_states)
-  return Run(process, planted.global_weights(process, state), kept, state)
+  state, kept = planted.trained(process, clients, [list(clients)] * rounds)
+  weights = planted.global_weights(process, state)
+  return Run(process, weights, list(kept.values()), state)
 
 
 def _personal_weights(
