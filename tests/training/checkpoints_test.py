@@ -270,17 +270,6 @@ def test_what_a_killed_save_left_is_removed(two, tmp_path, loop):
   saved.close()
 
 
-# ---- reading and writing at once ---------------------------------------------
-
-
-def test_one_process_at_a_time_may_write(saved, tmp_path, loop):
-  folder = tmp_path / 'checkpoints'
-  with pytest.raises(RunError, match='another process'):
-    checkpoints.Checkpoints(folder, loop)
-  saved.close()
-  checkpoints.Checkpoints(folder, loop).close()
-
-
 # ---- folders that cannot be written ------------------------------------------
 
 

@@ -259,9 +259,6 @@ def test_a_client_may_be_named_by_a_number(recon):
   np.testing.assert_array_equal(mine, same)
 
 
-# ---- weights of a Keras model ------------------------------------------------
-
-
 # ---- the best of some candidates ---------------------------------------------
 
 
