@@ -334,9 +334,7 @@ class _StoppedError(errors.UserError):
 
 
 def _train(folder: pathlib.Path, *arguments: str) -> commands.Outcome:
-  outcome = commands.run_here(
-    'train', *commands.SMALL, f'--output_dir={folder}', *arguments
-  )
+  outcome = commands.train_small(folder, *arguments)
   if outcome.status:
     commands.is_for_users(outcome)
   else:

@@ -1,7 +1,7 @@
 """Runs the binaries: as a user would, or in this process, which is quicker."""
 
 import atexit
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import csv
 import functools
@@ -96,6 +96,13 @@ def run_well(name: str, *arguments: str) -> Outcome:
   return outcome
 
 
+def train_small(
+  folder: pathlib.Path, *flags: str, run: Callable[..., Outcome] = run_here
+) -> Outcome:
+  """Trains in a folder with the flags `SMALL`, and others after them."""
+  return run('train', *SMALL, *flags, f'--output_dir={folder}')
+
+
 class Trained(NamedTuple):
   """A run that nobody interrupted.
 
@@ -113,7 +120,7 @@ def trained() -> Trained:
   """The run with the flags `SMALL`, which all tests share."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix='trained'))
   atexit.register(shutil.rmtree, folder)
-  outcome = run_well('train', *SMALL, f'--output_dir={folder}')
+  outcome = train_small(folder, run=run_well)
   return Trained(folder, outcome)
 
 

@@ -15,6 +15,7 @@ from tasks.experiment.runs.folder import Folder
 from tests.support import commands
 from tests.support.commands import is_for_users
 from tests.support.commands import run_here
+from tests.support.commands import train_small
 import tff_partial
 from tff_partial import errors
 
@@ -198,10 +199,8 @@ def fixture_copy(tmp_path):
 @pytest.mark.slow
 def test_other_flags_than_those_of_the_run(copy):
   before = commands.files(copy)
-  outcome = run_here(
-    *('train', *commands.SMALL, f'--output_dir={copy}'),
-    *('--seed=1', '--l2=0.5', '--biases', '--rounds=9'),
-  )
+  others = '--seed=1', '--l2=0.5', '--biases', '--rounds=9'
+  outcome = train_small(copy, *others)
   is_for_users(
     *(outcome, str(copy), '--seed=0 there, --seed=1 now', 'another folder'),
     '--l2=0.0 there, --l2=0.5 now',
@@ -218,18 +217,13 @@ def test_a_folder_in_which_another_process_trains(tmp_path):
   before = commands.files(tmp_path)
   assert list(before) == ['flags.txt']
   for seed in (0, 1):
-    outcome = run_here(
-      'train', *commands.SMALL, f'--seed={seed}', f'--output_dir={tmp_path}'
-    )
+    outcome = train_small(tmp_path, f'--seed={seed}')
     is_for_users(outcome, str(tmp_path), 'another process is training')
   assert commands.files(tmp_path) == before
   del first
   # It is free again, and its run had not begun.
   nowhere = tmp_path / 'nowhere'
-  outcome = run_here(
-    *('train', *commands.SMALL, '--data=real', f'--data_dir={nowhere}'),
-    f'--output_dir={tmp_path}',
-  )
+  outcome = train_small(tmp_path, '--data=real', f'--data_dir={nowhere}')
   is_for_users(outcome, str(nowhere))
   assert commands.files(tmp_path) != before
 
@@ -257,11 +251,8 @@ def test_a_result_without_its_metrics(copy):
   result = json.loads(path.read_text())
   del result['best']['test']['unseen']['rmse']
   path.write_text(json.dumps(result))
-  is_for_users(
-    run_here('train', *commands.SMALL, f'--output_dir={copy}'),
-    f'{path}, line 1',
-    'not the result of a run',
-  )
+  outcome = train_small(copy)
+  is_for_users(outcome, f'{path}, line 1', 'not the result of a run')
 
 
 def test_a_disk_that_is_full_from_the_beginning(tmp_path):
@@ -269,7 +260,7 @@ def test_a_disk_that_is_full_from_the_beginning(tmp_path):
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
   try:
-    outcome = run_here('train', *commands.SMALL, f'--output_dir={tmp_path}/out')
+    outcome = train_small(tmp_path / 'out')
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   is_for_users(outcome, f'{tmp_path}/out/flags.txt', 'too large', 'make room')

@@ -84,10 +84,8 @@ def test_a_plan_looks_into_the_folder():
   plan = _plan(f'--output_dir={done.folder}')
   assert plan['folder'].endswith('which has the result of 6 rounds')
   assert commands.files(done.folder) == before
-  outcome = run_here(
-    *('train', *commands.SMALL, '--dry_run', '--num_factors=5'),
-    f'--output_dir={done.folder}',
-  )
+  flags = '--dry_run', '--num_factors=5'
+  outcome = commands.train_small(done.folder, *flags)
   commands.is_for_users(outcome, 'other flags', '--num_factors=5 now')
 
 

@@ -16,6 +16,7 @@ from tests.support.commands import repeatable_rows
 from tests.support.commands import result as read
 from tests.support.commands import run_here
 from tests.support.commands import run_well
+from tests.support.commands import train_small
 from tff_partial.dp import dp_queries
 from tff_partial.training.errors import ProgramError
 
@@ -27,10 +28,7 @@ _NOISE = ('--noise_multiplier=0.4', '--delta=1e-3', '--noise_seed=5')
 def fixture_private(tmp_path_factory):
   """A private run of which nobody knows the seeds, and how it ended."""
   folder = tmp_path_factory.mktemp('private')
-  outcome = run_well(
-    'train', *commands.SMALL, *_PRIVATE, f'--output_dir={folder}'
-  )
-  return folder, outcome
+  return folder, train_small(folder, *_PRIVATE, run=run_well)
 
 
 # ---- what a private run says -------------------------------------------------
@@ -68,8 +66,8 @@ def test_a_result_says_what_is_protected_and_what_is_not(private):
 
 @pytest.mark.slow
 def test_what_is_exact_is_written_on_request_and_labelled(tmp_path):
-  flags = '--rounds=2', '--diagnostics', f'--output_dir={tmp_path}'
-  run_well('train', *commands.SMALL, *_NOISE, *flags)
+  flags = '--rounds=2', '--diagnostics'
+  train_small(tmp_path, *_NOISE, *flags, run=run_well)
   (row, _) = repeatable_rows(tmp_path)
   assert int(row['num_clients_not_private']) >= 0
   assert 'loss_not_private' in row
@@ -107,8 +105,7 @@ def test_every_task_says_what_it_learned_before_training():
 def test_more_rounds_of_a_target_would_need_more_noise(private):
   folder, _ = private
   before = commands.files(folder)
-  flags = f'--output_dir={folder}', '--rounds=8'
-  outcome = run_here('train', *commands.SMALL, *_PRIVATE, *flags)
+  outcome = train_small(folder, *_PRIVATE, '--rounds=8')
   commands.is_for_users(outcome, '--rounds=6 there, --rounds=8 now')
   assert commands.files(folder) == before
 
@@ -125,16 +122,12 @@ def test_a_private_run_can_be_measured_again(private):
 def test_a_simulation_repeats_and_is_labelled(tmp_path):
   folders = [tmp_path / name for name in ('one', 'other')]
   for folder in folders:
-    outcome = run_well(
-      'train', *commands.SMALL, *_NOISE, '--rounds=2', f'--output_dir={folder}'
-    )
+    outcome = train_small(folder, *_NOISE, '--rounds=2', run=run_well)
     assert 'A SIMULATION' in outcome.output
     assert read(folder)['privacy']['simulation'] is True
   assert repeatable_rows(folders[0]) == repeatable_rows(folders[1])
   # With the same noise, more rounds are counted as what they are.
-  outcome = run_well(
-    'train', *commands.SMALL, *_NOISE, '--rounds=4', f'--output_dir={folder}'
-  )
+  train_small(folder, *_NOISE, '--rounds=4', run=run_well)
   spent = [float(row['privacy/epsilon']) for row in repeatable_rows(folder)]
   assert len(spent) == 4 and spent == sorted(set(spent))
 
@@ -154,9 +147,7 @@ def test_a_simulation_repeats_and_is_labelled(tmp_path):
   ],
 )
 def test_other_private_runs(tmp_path, flags, sampling):
-  run_well(
-    'train', *commands.SMALL, *_NOISE, *flags, f'--output_dir={tmp_path}'
-  )
+  train_small(tmp_path, *_NOISE, *flags, run=run_well)
   said = read(tmp_path)['privacy']
   assert said['sampling'] == sampling
   assert 0.0 < said['epsilon'] < float('inf')
@@ -187,9 +178,7 @@ def test_other_private_runs(tmp_path, flags, sampling):
   ],
 )
 def test_what_is_not_covered_is_refused(tmp_path, flags, expected):
-  outcome = run_here(
-    'train', *commands.SMALL, *_PRIVATE, *flags, f'--output_dir={tmp_path}'
-  )
+  outcome = train_small(tmp_path, *_PRIVATE, *flags)
   commands.is_for_users(outcome, expected)
 
 
@@ -201,7 +190,7 @@ def test_what_is_not_covered_is_refused(tmp_path, flags, expected):
   ],
 )
 def test_what_says_nothing_without_a_goal_is_refused(tmp_path, flag):
-  outcome = run_here('train', *commands.SMALL, flag, f'--output_dir={tmp_path}')
+  outcome = train_small(tmp_path, flag)
   commands.is_for_users(outcome, flag, 'the run is not private')
 
 
