@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.support import planted
 from tests.support.computations import mapped
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime.cohort import cohort
@@ -387,13 +388,6 @@ def _three_rounds(process: Any, clients: Any) -> list[Any]:
   return found
 
 
-def _assert_close(found: Any, expected: Any) -> None:
-  for one, other in zip(
-    tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
-  ):
-    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-
-
 def _fed_avg() -> tuple[Any, Any]:
   process = algorithms.build_weighted_fed_avg(
     _model, tff.learning.optimizers.build_sgdm(0.1, momentum=0.9)
@@ -421,4 +415,5 @@ def test_algorithms_of_tff_end_where_they_end_natively(
 ):
   process, clients = build()
   found = compiled(_three_rounds, process, clients)
-  _assert_close(found, natively(_three_rounds, process, clients))
+  expected = natively(_three_rounds, process, clients)
+  planted.assert_close(found, expected, relative=1e-6)
