@@ -15,10 +15,6 @@ from tff_partial import random_bits
 
 # Shares of items with one, two and three attributes.
 _ATTRIBUTES_PER_ITEM = (0.55, 0.3, 0.15)
-_NUM_ATTRIBUTES = 6
-# Mean number of a user's records; it varies from half to one and a half times
-# as many, without repeated items.
-_RECORDS_PER_USER = 30
 _DIFFICULTY = 0.8  # Standard deviations, in units of strength.
 _CLIENT_STRENGTH, _USER_STRENGTH = 0.5, 1.0
 _STEEPNESS = 1.8  # Of the logit of a right answer.
@@ -38,6 +34,8 @@ def generate(
   largest: int = 60,
   *,
   num_items: int = 120,
+  num_attributes: int = 6,
+  records_per_user: int = 30,
   five_points: bool = False,
   seed: int = 0,
 ) -> records.Records:
@@ -50,18 +48,21 @@ def generate(
       progression. The more users, the more items a client has.
     num_items: Number of items of all clients. Items without a record are left
       out, as in real data.
+    num_attributes: Number of attributes.
+    records_per_user: Mean number of a user's records; it varies from half to
+      one and a half times as many, without repeated items.
     five_points: True for answers 1 to 5 instead of 0 and 1.
     seed: Seed of all draws.
   """
   generator = random_bits.generator('user modeling', seed, 'synthetic')
-  items = _invent_items(generator, num_items)
+  items = _invent_items(generator, num_items, num_attributes)
   sizes = np.rint(np.geomspace(smallest, largest, num_clients)).astype(int)
   rows = []
   first_user = 0
   for client, size in enumerate(sizes):
     on_offer = round(num_items * (0.3 + 0.6 * size / largest))
     user, item, advantage = _invent_client(
-      generator, items, int(size), max(on_offer, 1)
+      generator, items, int(size), max(on_offer, 1), records_per_user
     )
     answer = _answers(generator, advantage, five_points)
     rows.append((np.full(len(user), client), first_user + user, item, answer))
@@ -75,17 +76,19 @@ def generate(
     item=chosen,
     answer=answers,
     tags=records.Tags(
-      tagged, attributes, {k: f'attribute {k}' for k in range(_NUM_ATTRIBUTES)}
+      tagged, attributes, {k: f'attribute {k}' for k in range(num_attributes)}
     ),
     scale=(1.0, 5.0) if five_points else (0.0, 1.0),
   )
 
 
-def _invent_items(generator: np.random.Generator, num_items: int) -> _Items:
+def _invent_items(
+  generator: np.random.Generator, num_items: int, num_attributes: int
+) -> _Items:
   number = 1 + generator.choice(
     len(_ATTRIBUTES_PER_ITEM), num_items, p=_ATTRIBUTES_PER_ITEM
   )
-  shuffled = generator.random((num_items, _NUM_ATTRIBUTES)).argsort(axis=1)
+  shuffled = generator.random((num_items, num_attributes)).argsort(axis=1)
   return _Items(
     generator.normal(0.0, _DIFFICULTY, num_items),
     shuffled < number[:, np.newaxis],
@@ -93,20 +96,25 @@ def _invent_items(generator: np.random.Generator, num_items: int) -> _Items:
 
 
 def _invent_client(
-  generator: np.random.Generator, items: _Items, num_users: int, num_items: int
+  generator: np.random.Generator,
+  items: _Items,
+  num_users: int,
+  num_items: int,
+  records_per_user: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Return users, items and advantages (strength - difficulty) of records."""
   has = items.has / items.has.sum(axis=1, keepdims=True)
+  num_attributes = has.shape[1]
   # The client's preferred attributes.
-  weights = has @ generator.dirichlet(np.ones(_NUM_ATTRIBUTES))
+  weights = has @ generator.dirichlet(np.ones(num_attributes))
   on_offer = _draw(generator, weights[np.newaxis], np.array([num_items]))[1]
-  low, high = _RECORDS_PER_USER // 2, _RECORDS_PER_USER * 3 // 2
+  low, high = (records_per_user + 1) // 2, records_per_user * 3 // 2
   counts = generator.integers(low, high + 1, num_users)
   user, place = _draw(generator, np.ones((num_users, len(on_offer))), counts)
   item = on_offer[place]
-  strength = generator.normal(0.0, _CLIENT_STRENGTH, _NUM_ATTRIBUTES)
+  strength = generator.normal(0.0, _CLIENT_STRENGTH, num_attributes)
   strength = strength + generator.normal(
-    0.0, _USER_STRENGTH, (num_users, _NUM_ATTRIBUTES)
+    0.0, _USER_STRENGTH, (num_users, num_attributes)
   )
   advantage = (strength[user] * has[item]).sum(axis=1) - items.difficulty[item]
   return user, item, advantage

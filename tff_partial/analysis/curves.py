@@ -286,6 +286,9 @@ def of_result(
       default the loss, all other validation metrics, and epsilon if the run is
       private.
 
+  Returns:
+    A figure, which a notebook displays.
+
   Raises:
     AnalysisError: If a metric was measured in no round.
   """

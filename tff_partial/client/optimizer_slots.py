@@ -90,6 +90,9 @@ def begin(
     weights: Tier to the weights that it trains.
     kept: Tier to the state kept with the client, if any.
     round_number: int32 scalar, the number of completed rounds, if known.
+
+  Returns:
+    Tier to state.
   """
   factor = phase.rate_factor
   if callable(factor):

@@ -298,6 +298,9 @@ def load(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
     folder: The `output_dir` of `train`, the folder of `export` or of `save`; or
       the file in it.
 
+  Returns:
+    Column to vocabulary.
+
   Raises:
     VocabularyError: If the file does not exist or is damaged.
   """

@@ -138,6 +138,9 @@ def export(
     vocabularies: Column to the vocabulary that encodes the model's inputs, such
       as `clients.vocabularies`, for `vocabularies.json` next to the files.
 
+  Returns:
+    The exported files.
+
   Raises:
     ExportError: If devices could not compute it, or an argument is impossible.
     ModelError: If weights do not fit the model.

@@ -154,6 +154,9 @@ class Predictor:
       calibration: What `calibrate` learned; by default errors are taken to be
         normally distributed.
 
+    Returns:
+      The lower and the upper ends, `[batch]`.
+
     Raises:
       ClientDataError: As for `personalise`.
       ProgramError: If the model predicts no variances, or the level is not
