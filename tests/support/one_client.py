@@ -77,9 +77,7 @@ class Client:
       for tier in self.model.tiers
     )
     if self._has_copy:
-      first[tiers.PERSONAL] = self.model.initial_weights(
-        tiers.GLOBAL, SEED + 1
-      )
+      first[tiers.PERSONAL] = self.model.initial_weights(tiers.GLOBAL, SEED + 1)
     return first
 
   def arguments(
