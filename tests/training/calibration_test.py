@@ -79,6 +79,15 @@ def test_clients_without_ratings_have_no_coverage() -> None:
   assert found['coverage'] == found['worst_tenth_held_out'] == 1.0
 
 
+def test_nothing_is_held_out_of_a_single_rating() -> None:
+  counts = np.zeros([20, _BINS])
+  counts[:, 0] = 1
+  assert np.isnan(_mass(8, 2).coverage(counts, 0.8)['worst_tenth_held_out'])
+  counts[:10, 0] = 2
+  found = _mass(8, 2).coverage(counts, 0.8)
+  assert found['coverage'] == found['worst_tenth_held_out'] == 1.0
+
+
 def test_weights_may_sum_to_less_than_a_rating() -> None:
   counts = np.zeros([3, _BINS])
   counts[:, 0] = 4, 4, 0.4

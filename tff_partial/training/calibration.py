@@ -166,7 +166,8 @@ class Calibration:
       rating of each client were covered with the probability `level`: clients
       have few ratings to measure; and `worst_tenth_held_out`, the coverage of
       half of their ratings, of the tenth of clients that is worst on the other
-      half, which is free of that chance, in the mean over random halves.
+      half, which is free of that chance, in the mean over random halves. Of
+      clients with one rating no half is held out; NaN if all are such clients.
     """
     counts = counts[counts.sum(1) > 0]
     below = np.pad(np.cumsum(counts, 1), [[0, 0], [1, 0]])[:, :-1]
@@ -180,19 +181,35 @@ class Calibration:
     whole = np.maximum(np.round(number).astype(int), 1)
     draws = random.binomial(whole, level, [_DRAWS, len(number)])
     hits = np.minimum(np.round(inside).astype(int), whole)
-    shown = np.maximum(whole // 2, 1)
-    seen = random.hypergeometric(hits, whole - hits, shown, draws.shape)
-    chosen = np.argsort(seen / shown, 1)[:, :worst]
-    unseen = np.take_along_axis(hits - seen, chosen, 1).sum(1)
-    held_out = unseen / np.maximum((whole - shown)[chosen].sum(1), 1)
     return {
       'coverage': float(inside.sum() / number.sum()),
       'worst_tenth': float(np.sort(inside / number)[:worst].mean()),
       'worst_tenth_by_chance': float(
         np.sort(draws / whole, 1)[:, :worst].mean()
       ),
-      'worst_tenth_held_out': float(held_out.mean()),
+      'worst_tenth_held_out': _held_out(hits, whole, random),
     }
+
+
+def _held_out(
+  hits: np.ndarray, whole: np.ndarray, random: np.random.Generator
+) -> float:
+  """Return the coverage of half of the ratings of who is worst on the others.
+
+  Args:
+    hits: Number of covered ratings of each client, `[clients]`.
+    whole: Number of its ratings; those of clients with one are left out.
+    random: Draws the halves.
+  """
+  hits, whole = hits[whole > 1], whole[whole > 1]
+  if not len(whole):
+    return np.nan
+  worst = max(int(_SHARE_OF_WORST * len(whole)), 1)
+  shown = whole // 2
+  seen = random.hypergeometric(hits, whole - hits, shown, [_DRAWS, len(whole)])
+  chosen = np.argsort(seen / shown, 1)[:, :worst]
+  unseen = np.take_along_axis(hits - seen, chosen, 1).sum(1)
+  return float((unseen / (whole - shown)[chosen].sum(1)).mean())
 
 
 def calibrate(
