@@ -83,9 +83,7 @@ def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
 
   costs: dict[str, list[tuple[float, float]]] = {}
   for run in (run for setting in settings for run in setting.runs):
-    privacy = (run.result or {}).get('privacy')
-    if privacy:
-      cost = float(privacy['epsilon']), float(privacy['delta'])
+    if (cost := run.spent()) is not None:
       costs.setdefault(run.setting('task'), []).append(cost)
   for task, of_task in costs.items():
     of = f'{task}: ' if len(costs) > 1 else ''

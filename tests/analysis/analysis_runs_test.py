@@ -381,6 +381,20 @@ def test_the_report_warns_of_rows_of_other_examples(tmp_path, capsys):
   assert 'do not compare: 604 by rate=1; 604' not in printed
 
 
+def test_the_report_counts_what_unfinished_private_runs_spent(tmp_path, capsys):
+  private = {'privacy': {'epsilon': 8.0, 'delta': 1e-5}}
+  folders.write(tmp_path, 'a', more=private, task='movielens')
+  head = 'round,validation_rmse,privacy/epsilon,privacy/delta\n'
+  killed = {'ended': False, 'task': 'movielens'}
+  rows = head + '1,2.0,1.0,1e-05\n2,1.0,3.5,1e-05\n'
+  folders.write(tmp_path, 'b', seed=1, rounds=rows, **killed)
+  for seed, none in enumerate(('', head), 2):
+    folders.write(tmp_path, f'c{seed}', seed=seed, rounds=none, **killed)
+  report.main(report.Report(sweep_dir=(str(tmp_path),)))
+  printed = capsys.readouterr().out
+  assert '2 private runs on the same users cost epsilon 11.5 at' in printed
+
+
 @pytest.mark.slow
 def test_the_report_needs_a_folder():
   outcome = commands.run_program(commands.command('report'))

@@ -1,6 +1,7 @@
 """Folders of runs: flags, result, and table of rounds."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import dataclasses
 import io
 import json
@@ -78,6 +79,18 @@ class RunFolder:
       part for part in self.name.split(',') if not part.startswith(f'{_SEED}=')
     ]
     return ','.join(parts) or self.flags.get('algorithm', self.folder.name)
+
+  def spent(self) -> tuple[float, float] | None:
+    """Return epsilon and delta of the rounds done; None if it is not private."""
+    found: Any = (self.result or {}).get('privacy') or {}
+    if self.result is None:
+      with contextlib.suppress(AnalysisError):  # Maybe there is no round yet.
+        rows = self.table().filter(regex='^privacy/').iloc[-1:]
+        rows.columns = rows.columns.str.removeprefix('privacy/')
+        found = rows.iloc[0] if rows.size else {}
+    if 'epsilon' not in found:
+      return None
+    return float(found['epsilon']), float(found['delta'])
 
   def table(self) -> pd.DataFrame:
     """Read the complete lines of the table of rounds; its index is the round.
