@@ -81,7 +81,7 @@ class RunFolder:
     return ','.join(parts) or self.flags.get('algorithm', self.folder.name)
 
   def spent(self) -> tuple[float, float] | None:
-    """Return epsilon and delta of the rounds done; None if it is not private."""
+    """Return epsilon and delta of the rounds so far; None if not private."""
     found: Any = (self.result or {}).get('privacy') or {}
     if self.result is None:
       with contextlib.suppress(AnalysisError):  # Maybe there is no round yet.
