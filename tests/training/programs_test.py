@@ -787,6 +787,7 @@ def test_a_run_that_a_callback_ended_stays_so(world, tmp_path, caplog):
     )
     small_runs.assert_same(again, ended)
     assert again.ended_by == 'enough'
+    assert np.isnan(again.seconds['per_round_median'])
   assert not clients.cohorts
   assert files(tmp_path) == before
   assert 'was ended after round 5 by enough' in caplog.text

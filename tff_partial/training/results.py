@@ -27,7 +27,8 @@ class TrainingResult:
     diverged: True if the run was stopped because its loss diverged, or if its
       last validation diverged.
     ended_by: Name of the callback that ended the run, or None.
-    seconds: `total`, `per_round_median` and `first_round` of this call.
+    seconds: `total`, `per_round_median` and `first_round` of this call; the
+      latter two are NaN if no round was left to do.
     client_store: Client states after the last round, or None if there are none.
     best_client_store: Those after the best round, or the last one if there is
       none.

@@ -322,8 +322,8 @@ class TrainingLoop:
       ended_by=notes.ended_by,
       seconds={
         'total': seconds,
-        'per_round_median': float(np.median(times)) if times else 0.0,
-        'first_round': times[0] if times else 0.0,
+        'per_round_median': float(np.median(times)) if times else np.nan,
+        'first_round': times[0] if times else np.nan,
       },
       client_store=run.store,
       best_client_store=run.best_store,
