@@ -255,17 +255,11 @@ def test_a_table_with_a_regularizer_is_sent_as_a_whole():
   spy = Spy()
   process = _compose(planted.factorization(build), spy)
   assert spy.value_type is None
+  clients = planted.rate({'one': 3})
   with runtimes.native():
-    state = process.initialize()
-    before = planted.global_weights(process, state)[_TABLE]
-    cohort = planted.cohort_of(
-      process, {'one': planted.rate({'1': 3})['1']}, 's'
-    )
-    output = planted.run(process, cohort, state)
-    after = planted.global_weights(process, output.state)[_TABLE]
+    weights = planted.before_and_after(process, clients, 's')
   # Rows that nobody looked up shrink, too: twice, by 2 * 0.01 * 0.1.
-  seen = planted.rate({'1': 3})['1']['x']
-  unseen = np.delete(np.arange(planted.NUM_ITEMS), seen)
-  np.testing.assert_allclose(
-    after[unseen], before[unseen] * 0.998**2, rtol=1e-5
+  before, after = (
+    np.delete(named[_TABLE], clients['one']['x'], 0) for named in weights
   )
+  np.testing.assert_allclose(after, before * 0.998**2, rtol=1e-5)

@@ -199,13 +199,7 @@ def _dense(inputs: int = 5) -> tf.keras.Model:
 def _dense_clients() -> dict[str, planted.Fields]:
   generator = np.random.default_rng(2)
   sizes = generator.integers(9, 31, len(_NAMES))
-  return {
-    name: {
-      'x': generator.normal(size=[size, 5]).astype(np.float32),
-      'y': generator.normal(size=[size, 1]).astype(np.float32),
-    }
-    for name, size in zip(_NAMES, sizes, strict=True)
-  }
+  return planted.drawn(dict(zip(_NAMES, sizes, strict=True)), 5, generator)
 
 
 def _rating_clients() -> dict[str, planted.Fields]:
@@ -350,12 +344,9 @@ def _one_round(
   process: processes.PartialProcess,
 ) -> tuple[np.ndarray, np.ndarray]:
   """The table before and after a round."""
-  cohort = planted.cohort_of(process, planted.rate({'a': 9, 'b': 20, 'c': 6}))
-  state = process.initialize()
-  output = planted.run(process, cohort, state)
-  return tuple(
-    planted.global_weights(process, s)[_TABLE] for s in (state, output.state)
-  )
+  clients = planted.rate({'a': 9, 'b': 20, 'c': 6})
+  before, after = planted.before_and_after(process, clients)
+  return before[_TABLE], after[_TABLE]
 
 
 @pytest.mark.slow

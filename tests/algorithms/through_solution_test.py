@@ -60,12 +60,8 @@ def _step(
     through_solution=through,
     **update,
   )
-  cohort = planted.cohort_of(process, {'a': fields}, 1)
-  state = process.initialize()
   with runtimes.native():
-    output = planted.run(process, cohort, state)
-  before = planted.global_weights(process, state)
-  after = planted.global_weights(process, output.state)
+    before, after = planted.before_and_after(process, {'a': fields}, 1)
   return {name: (before[name], after[name]) for name in before}
 
 

@@ -82,12 +82,7 @@ def _round(model: models.PartialModel, clients: Any, **options: Any) -> Any:
     batch_size=4,
     **options,
   )
-  cohort = planted.cohort_of(process, clients, 1)
-  state = process.initialize()
-  output = planted.run(process, cohort, state)
-  return tuple(
-    planted.global_weights(process, each) for each in (state, output.state)
-  )
+  return planted.before_and_after(process, clients, 1)
 
 
 @pytest.mark.slow

@@ -301,6 +301,17 @@ def run(
   return process.next(state, client_states, cohort)
 
 
+def before_and_after(
+  process: processes.PartialProcess,
+  clients: Mapping[str, Fields],
+  *words: int | str,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  """The global weights before and after a first round of all clients."""
+  state = process.initialize()
+  output = run(process, cohort_of(process, clients, *words), state)
+  return global_weights(process, state), global_weights(process, output.state)
+
+
 def evaluate(
   measuring: evaluation.Evaluation,
   weights: Any,

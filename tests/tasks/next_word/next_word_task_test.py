@@ -219,11 +219,8 @@ def test_clients_count_by_their_tokens():
     'two tokens': {'x': rows, 'y': np.array([[1, 1, 0, 0]], np.int32)},
     'four tokens': {'x': rows, 'y': np.array([[4, 4, 4, 4]], np.int32)},
   }
-  cohort = planted.cohort_of(process, clients, 'seed')
-  state = process.initialize()
-  output = planted.run(process, cohort, state)
-  (before,) = planted.global_weights(process, state).values()
-  (after,) = planted.global_weights(process, output.state).values()
+  weights = planted.before_and_after(process, clients, 'seed')
+  (before,), (after,) = (named.values() for named in weights)
   # Steps of 1 and 4, of which the second counts twice: (2 * 1 + 4 * 4) / 6.
   assert (after - before).item() == pytest.approx(3.0, rel=1e-5)
 
