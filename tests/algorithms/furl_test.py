@@ -162,17 +162,9 @@ def _with_weights(
   process: processes.PartialProcess, weights: dict[str, np.ndarray]
 ) -> Any:
   """The first state of a process, with other weights."""
-  first = process.initialize()
-  model = process.model
-  trainable = collections.OrderedDict(
-    (name, weights[name]) for name in model.specs(tiers.GLOBAL)
-  )
+  named = {name: weights[name] for name in process.model.specs(tiers.GLOBAL)}
   return process.set_model_weights(
-    first,
-    tff.learning.models.ModelWeights(
-      collections.OrderedDict([(tiers.GLOBAL, trainable)]),
-      process.get_model_weights(first).non_trainable,
-    ),
+    process.initialize(), planted.as_model_weights(named)
   )
 
 

@@ -5,12 +5,10 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import runtimes
-from tff_partial import tiers
 from tff_partial.data import packing
 from tff_partial.data.examples import ClientDataError
 from tff_partial.phases import Phase
@@ -29,12 +27,7 @@ def fixture_curve():
     size=[planted.NUM_ITEMS, planted.NUM_FACTORS]
   )
   table = table.astype(np.float32)
-  weights = tff.learning.models.ModelWeights(
-    collections.OrderedDict(
-      {tiers.GLOBAL: collections.OrderedDict({'items/embeddings': table})}
-    ),
-    collections.OrderedDict(),
-  )
+  weights = planted.as_model_weights({'items/embeddings': table})
   users = planted.rate({'ann': 9, 'bob': 12, 'cid': 5, 'dot': 1})
   with runtimes.native():
     measured = evaluation_sets.measure_by_support(
