@@ -94,6 +94,10 @@ class World:
       self.process, settings.pop('clients'), tensorboard=False, **settings
     )
 
+  def measure(self, weights: Any, store: Any = None) -> dict[str, Any]:
+    """Measures the validation set with some weights, and what is remembered."""
+    return programs.evaluate(self.validation, weights, 0, store)
+
   def killed(self, at: int, **settings: Any) -> None:
     """Trains until the cohort of a round is asked for, which ends the run."""
     with pytest.raises(Killed):

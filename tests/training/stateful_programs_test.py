@@ -323,17 +323,11 @@ def test_the_best_round_has_its_clients(world, tmp_path):
   assert best == 3  # The worst, by which it is chosen here.
   saved = programs.load(world.process, tmp_path)
   for found in (result, saved, world.train(**settings)):
-    measured = programs.evaluate(
-      world.validation, found.best_weights, 0, found.best_client_store
-    )
+    measured = world.measure(found.best_weights, found.best_client_store)
     assert measured == result.best_validation
-  last = programs.evaluate(
-    world.validation, saved.last_weights, 0, saved.client_store
-  )
+  last = world.measure(saved.last_weights, saved.client_store)
   assert last == result.validation
-  mixed = programs.evaluate(
-    world.validation, saved.best_weights, 0, saved.client_store
-  )
+  mixed = world.measure(saved.best_weights, saved.client_store)
   assert mixed['loss'] != result.best_validation['loss']
 
 
@@ -348,9 +342,7 @@ def test_a_new_best_round_is_saved_with_its_clients(world, tmp_path):
   assert saved == ['round_3']  # The best; round 6 was measured and not saved.
   result = world.train(output_dir=folder, **settings)
   assert result.best_round == 3
-  measured = programs.evaluate(
-    world.validation, result.best_weights, 0, result.best_client_store
-  )
+  measured = world.measure(result.best_weights, result.best_client_store)
   assert measured == result.best_validation
   small_runs.assert_same(result, world.train(**settings))
 
