@@ -87,14 +87,6 @@ def fixture_whole(world, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_same_call_gives_the_same_numbers(world, whole, tmp_path):
-  result, folder = whole
-  again = world.train(output_dir=tmp_path)
-  small_runs.assert_same(result, again)
-  assert repeatable_rows(folder) == repeatable_rows(tmp_path)
-
-
-@pytest.mark.slow
 def test_without_a_folder_nothing_is_written(
   world, whole, tmp_path, monkeypatch
 ):
