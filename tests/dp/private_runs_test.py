@@ -9,8 +9,6 @@ import pytest
 
 from tests.support import small_runs
 from tests.support.commands import repeatable_rows
-import tff_partial
-from tff_partial import phases
 from tff_partial.composition import Aggregation
 from tff_partial.data import vocabularies
 from tff_partial.dp import accounting
@@ -44,21 +42,9 @@ def _plan(**changed: Any) -> privacy_plans.PrivacyPlan:
 
 
 def _world(**averaging: Any) -> small_runs.World:
-  model = small_runs.build_model()
-  reconstruction: dict[str, Any] = {
-    'reconstruction_steps': 2,
-    'reconstruction_optimizer': phases.sgd(0.3),
-  }
-  return small_runs.World(
-    tff_partial.algorithms.build_fed_recon(
-      model,
-      update_optimizer=phases.sgd(0.5),
-      aggregation=Aggregation(
-        client_weighting=messages.ClientWeighting.UNIFORM, **averaging
-      ),
-      **reconstruction,
-    ),
-    tff_partial.algorithms.build_fed_recon_eval(model, **reconstruction),
+  uniform = messages.ClientWeighting.UNIFORM
+  return small_runs.reconstruction(
+    aggregation=Aggregation(client_weighting=uniform, **averaging)
   )
 
 

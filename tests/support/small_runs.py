@@ -104,6 +104,21 @@ class World:
       self.train(clients=Spy(self.clients, at), **settings)
 
 
+def reconstruction(**options: Any) -> World:
+  """Federated reconstruction of user vectors."""
+  model, algorithms = build_model(), tff_partial.algorithms
+  steps: dict[str, Any] = {
+    'reconstruction_steps': 2,
+    'reconstruction_optimizer': tff_partial.sgd(0.3),
+  }
+  return World(
+    algorithms.build_fed_recon(
+      model, update_optimizer=tff_partial.sgd(0.5), **steps, **options
+    ),
+    algorithms.build_fed_recon_eval(model, **steps),
+  )
+
+
 # ---- what ends a run ---------------------------------------------------------
 
 

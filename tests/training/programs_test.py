@@ -20,7 +20,6 @@ from tests.support.commands import repeatable_rows
 from tests.support.small_clients import real_examples
 import tff_partial
 from tff_partial import errors
-from tff_partial import phases
 from tff_partial.composition import Aggregation
 from tff_partial.data import cohorts
 from tff_partial.data import packing
@@ -36,22 +35,6 @@ from tff_partial.training import sampling
 from tff_partial.training.errors import ProgramError
 from tff_partial.training.errors import RunError
 
-_RECONSTRUCTION: dict[str, Any] = {
-  'reconstruction_steps': 2,
-  'reconstruction_optimizer': phases.sgd(0.3),
-}
-
-
-def _world(**options: Any) -> small_runs.World:
-  """Federated reconstruction of user vectors."""
-  model = small_runs.build_model()
-  return small_runs.World(
-    tff_partial.algorithms.build_fed_recon(
-      model, update_optimizer=phases.sgd(0.5), **_RECONSTRUCTION, **options
-    ),
-    tff_partial.algorithms.build_fed_recon_eval(model, **_RECONSTRUCTION),
-  )
-
 
 @pytest.fixture(scope='module', autouse=True, name='runtime')
 def fixture_runtime():
@@ -61,7 +44,7 @@ def fixture_runtime():
 
 @pytest.fixture(scope='module', name='plain')
 def fixture_plain():
-  return _world()
+  return small_runs.reconstruction()
 
 
 _STATEFUL: dict[str, Any] = {
@@ -73,7 +56,7 @@ _STATEFUL: dict[str, Any] = {
 @pytest.fixture(scope='module', name='world')
 def fixture_world():
   """A process of which every part has a state that changes in each round."""
-  return _world(**_STATEFUL)
+  return small_runs.reconstruction(**_STATEFUL)
 
 
 @pytest.fixture(scope='module', name='whole')
@@ -260,7 +243,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
 def test_another_process_of_the_same_shapes_is_refused(world, whole):
   _, folder = whole
   # With more epochs.
-  slower = _world(**_STATEFUL, update_epochs=2)
+  slower = small_runs.reconstruction(**_STATEFUL, update_epochs=2)
   slower.clients, slower.validation = world.clients, world.validation
   for attempt in (
     lambda: slower.train(output_dir=folder),
