@@ -256,9 +256,7 @@ def test_a_private_update_is_clipped_in_float32_or_refused(brought):
         brought.row.build(brought.model, aggregation=aggregation)
       return
     process = brought.row.build(brought.model, aggregation=aggregation)
-    output = planted.run(process, planted.cohort_of(process, cohort, 1))
-    before = planted.global_weights(process, process.initialize())
-    after = planted.global_weights(process, output.state)
+    before, after = planted.before_and_after(process, cohort, 1)
     assert all(value.dtype == np.float32 for value in after.values())
     moved.append(
       np.concatenate([np.ravel(after[n] - before[n]) for n in before])
