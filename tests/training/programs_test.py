@@ -514,12 +514,12 @@ def test_phases_that_swap_their_numbers_are_another_process(plain):
 def test_phases_of_validation_that_swap_their_numbers_are_another(plain):
   def described(*epochs):
     work = [
-      phases.Phase(train=(tff_partial.tiers.LOCAL,), epochs=number)
+      tff_partial.Phase(train=(tff_partial.tiers.LOCAL,), epochs=number)
       for number in epochs
     ]
     return run_settings.of_evaluation(
       tff_partial.evaluation.build_evaluation(
-        plain.process.model, work=[*work, phases.Phase(measured=True)]
+        plain.process.model, work=[*work, tff_partial.Phase(measured=True)]
       )
     )
 
