@@ -99,8 +99,8 @@ def confusion(truth: Sequence[Any], assigned: Sequence[Any]) -> Confusion:
         f'place {missing[0]}. Leave these users out of both.'
       )
   counts = pd.crosstab(np.asarray(truth), np.asarray(assigned))
-  for axis in (0, 1):
-    counts = counts.sort_index(axis=axis, key=_by_number)
+  counts = counts.sort_index(axis=0, key=_by_number)
+  counts = counts.sort_index(axis=1, key=_by_number)
   return Confusion(
     counts.to_numpy(np.int64),
     tuple(map(vocabularies.as_text, counts.index)),
@@ -110,7 +110,7 @@ def confusion(truth: Sequence[Any], assigned: Sequence[Any]) -> Confusion:
 
 def _by_number(names: pd.Index) -> pd.Index:
   """Return what names are sorted by: their numbers, if all are numbers."""
-  are_numbers = names.map(lambda name: str(name).isdecimal()).all()
+  are_numbers = all(str(name).isdecimal() for name in names)
   return names.astype(np.int64) if are_numbers else names
 
 
