@@ -347,6 +347,10 @@ class _AssignsInside(tf.keras.metrics.Sum):
       'count twice as much as one, .* a total and a count',
     ),
     (
+      {'metrics': [lambda y, p: tf.abs(p - tf.reduce_mean(p))[:, 0]]},
+      "Metric 'lambda' reads other examples of a batch, also those of weight 0",
+    ),
+    (
       {'metrics': lambda: [_AssignsInside(name='inside')]},
       "Metric 'inside' assigns its state inside a condition or a loop, .* "
       'Compute the value there, and assign it afterwards',

@@ -198,7 +198,8 @@ class PureMetrics:
     """Return a metric's initial state; refuse one that is no sum."""
     with tf.init_scope():
       self._refuse_scalar(metric, output)
-      self._measure_alike(metric, output)
+      # Some metrics wait for shapes.
+      self._measure(metric, output, *map(tracing.one_example, self._specs))
       state = [variable.numpy() for variable in metric.variables]
       # Zeros are no real example, so their measurement may be NaN.
       if any(np.nan_to_num(value).any() for value in state):
@@ -209,12 +210,7 @@ class PureMetrics:
           '`sample_weight`, and sum.'
         )
       zeros = [np.zeros_like(value) for value in state]
-      if not self._sums(metric, output, zeros):
-        raise ModelError(
-          f'The state of metric {metric.name!r} is no sum: two equal examples '
-          'do not count twice as much as one, so that it cannot be summed over '
-          'clients. Keep sums in it, such as a total and a count.'
-        )
+      self._check_counts(metric, output, zeros)
     return zeros
 
   def _refuse_scalar(
@@ -235,48 +231,56 @@ class PureMetrics:
         'returned a scalar. Leave the averaging to the metric.'
       )
 
-  def _sums(
+  def _check_counts(
     self,
     metric: tf.keras.metrics.Metric,
     output: Any,
     zeros: Sequence[np.ndarray],
-  ) -> bool:
-    """Return False if two equal examples do not count twice as much as one."""
-
-    def restart() -> None:
-      for variable, zero in zip(metric.variables, zeros, strict=True):
-        variable.assign(zero)
-
-    states = []
-    restart()
-    try:
-      for _ in range(2):
-        self._measure_alike(metric, output, 1.0, 0.5, 1.0)
-        states.append([variable.numpy() for variable in metric.variables])
-    except (ValueError, TypeError, tf.errors.OpError):
-      return True  # Ones may be no label.
-    finally:
-      restart()
-    return all(
-      np.allclose(2.0 * one, two, equal_nan=True)
-      for one, two in zip(*states, strict=True)
-    )
-
-  def _measure_alike(
-    self, metric: tf.keras.metrics.Metric, output: Any, *values: float
   ) -> None:
-    """Measure an example of equal numbers; some metrics wait for shapes.
+    """Refuse a metric that sums no examples, or that sees those of weight 0."""
+    # In labels, in predictions, and the weight.
+    example, padding = (1.0, 0.5, 1.0), (0.0, 0.25, 0.0)
 
-    Args:
-      metric: The metric.
-      output: The output that it measures.
-      *values: The number in labels, in predictions, and the weight; 0 by
-        default, as in padding.
-    """
-    labels, predictions, weight = map(
-      tracing.one_example, self._specs, values or [0.0] * 3
-    )
-    self._measure(metric, output, labels, predictions, weight)
+    def close(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+      pairs = zip(one, other, strict=True)
+      return all(np.allclose(a, b, equal_nan=True) for a, b in pairs)
+
+    try:
+      one, two, padded = (
+        self._counted(metric, output, zeros, *batches)
+        for batches in ([[example]], [[example]] * 2, [[example, padding]])
+      )
+    except (ValueError, TypeError, tf.errors.OpError):
+      return  # Ones may be no label.
+    finally:
+      self._counted(metric, output, zeros)
+    if not close([2.0 * value for value in one], two):
+      raise ModelError(
+        f'The state of metric {metric.name!r} is no sum: two equal examples '
+        'do not count twice as much as one, so that it cannot be summed over '
+        'clients. Keep sums in it, such as a total and a count.'
+      )
+    if not close(one, padded):
+      raise ModelError(
+        f'Metric {metric.name!r} reads other examples of a batch, also those '
+        'of weight 0, which fill batches up. Compute it of each example.'
+      )
+
+  def _counted(
+    self,
+    metric: tf.keras.metrics.Metric,
+    output: Any,
+    zeros: Sequence[np.ndarray],
+    *batches: Sequence[Sequence[float]],
+  ) -> list[np.ndarray]:
+    """Return a metric's state after batches of examples of equal numbers."""
+    for variable, zero in zip(metric.variables, zeros, strict=True):
+      variable.assign(zero)
+    for batch in batches:
+      parts = [list(map(tracing.one_example, self._specs, e)) for e in batch]
+      joined = tf.nest.map_structure(lambda *same: tf.concat(same, 0), *parts)
+      self._measure(metric, output, *joined)
+    return [variable.numpy() for variable in metric.variables]
 
   def _measure(
     self,
@@ -358,7 +362,8 @@ class PureMetrics:
     with keras_variables.answering_variables(answer):
       metric = self.build()[position]
       if len(metric.variables) < len(state):
-        self._measure_alike(metric, self._outputs[position])
+        zeros = map(tracing.one_example, self._specs)
+        self._measure(metric, self._outputs[position], *zeros)
     variables = list(metric.variables)
     for variable, tensor in zip(variables, state, strict=True):
       variable.assign(tensor)
