@@ -483,14 +483,11 @@ def _assert_measured_with_the_second_head(
   measuring = baselines.build_p_fed_km_eval(
     process.model, parts=PARTS, split=splits.same(), **options
   )
-  cohort = planted.cohort_of(measuring, {'up': _client(0, 3.0)}, 1)
   trained = process.get_model_weights(process.initialize())
   trained.trainable[tiers.GROUP]['head/kernel'] = np.array(
     [[[0.0]], [[2.0]]], np.float32
   )
-  found = measuring.evaluate(
-    trained, planted.first_states(measuring, cohort), cohort
-  )
+  found = planted.evaluate(measuring, trained, {'up': _client(0, 3.0)})
   assert found.metrics['loss'] == pytest.approx(0.5 * (2.0 - 3.0) ** 2)
 
 
@@ -629,10 +626,7 @@ def _measured(
   heads[group] = 0.5
   weights.trainable[tiers.GROUP]['head/kernel'] = heads
   clients = {'one': _client(2, 3.0, 3.0, kind=kind)}
-  cohort = planted.cohort_of(measuring, clients, 1)
-  found = measuring.evaluate(
-    weights, planted.first_states(measuring, cohort), cohort
-  )
+  found = planted.evaluate(measuring, weights, clients)
   return float(found.metrics['loss'])
 
 
