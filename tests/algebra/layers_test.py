@@ -131,12 +131,10 @@ def test_new_users_begin_with_the_default_that_others_learned(process):
   assert ((shares > 0.5) & (shares < 1)).all()
   assert sum(deviations) == pytest.approx(0, abs=0.2)
 
-  exam = algorithms.build_furl_eval(process.model)
-  cohort = planted.cohort_of(exam, _clients(dot=default, eve=default + 2))
-  measured = exam.evaluate(
+  measured = planted.evaluate(
+    algorithms.build_furl_eval(process.model),
     process.get_model_weights(output.state),
-    planted.first_states(exam, cohort),
-    cohort,
+    _clients(dot=default, eve=default + 2),
   )
   losses = [client['loss'] for client in measured.per_client]
   np.testing.assert_allclose(losses, [0, 4], atol=1e-5)
