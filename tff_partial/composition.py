@@ -130,8 +130,7 @@ def compose(
   check_parts(aggregator, server_optimizer, weighting, postprocess, statistics)
   client = client_work.ClientWork(model, client_state, work, 'round')
   check_work(client, aggregator, postprocess, statistics)
-  trained = {t for p in phases.all_phases(client.work) for t in p.train}
-  sent_tiers = [tier for tier in client.specs[0] if tier in trained]
+  sent_tiers = _sent_tiers(client)
   by_rows = postprocess is None and isinstance(
     aggregator, aggregators.RowAggregationFactory
   )
@@ -206,6 +205,12 @@ def _process(
     server_state=server_state,
     rows_of=rows_of,
   )
+
+
+def _sent_tiers(client: client_work.ClientWork) -> list[str]:
+  """Return the tiers at the server that clients train."""
+  trained = {t for p in phases.all_phases(client.work) for t in p.train}
+  return [tier for tier in client.specs[0] if tier in trained]
 
 
 def _specs_of_sent(

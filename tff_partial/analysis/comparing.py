@@ -102,9 +102,7 @@ def compare(
         validation=held,
         evaluate_every=evaluate_every,
         select=selection.Selection(metric, higher_is_better) if held else None,
-        output_dir=None
-        if output_dir is None
-        else pathlib.Path(output_dir) / _slug(name) / f'seed_{seed}',
+        output_dir=_folder(output_dir, name, seed),
         show_progress=show_progress,
       )
       measured, found = _tested(measure, result, data, test, metric, seed)
@@ -151,6 +149,15 @@ def _warn_of_unlike(table: pd.DataFrame) -> None:
         seed,
         ', '.join(f'{int(n):,} by {name}' for name, n in counts.items()),
       )
+
+
+def _folder(
+  output_dir: str | os.PathLike[str] | None, name: str, seed: int
+) -> pathlib.Path | None:
+  """Return the folder of a run."""
+  if output_dir is None:
+    return None
+  return pathlib.Path(output_dir) / _slug(name) / f'seed_{seed}'
 
 
 def _slug(name: str) -> str:
