@@ -19,13 +19,13 @@ def _plan(*arguments: str) -> dict[str, str]:
 def test_bytes_and_seconds_are_said_for_people():
   # 3,200 bytes for each of five clients in six rounds.
   counted = {'download_bytes': 3200, 'upload_bytes': 3200}
-  assert dry_run._bytes(counted, 30) == (
+  assert dry_run._bytes(counted, 30, 30) == (
     '3,200 down and 3,200 up for a client in a round; 96 kB down and 96 kB up '
     'in all'
   )
   # Where rows are sent, they are what travels.
   counted['upload_bytes_by_rows'] = 100.0
-  assert dry_run._bytes(counted, 30).endswith('96 kB down and 3 kB up in all')
+  assert dry_run._bytes(counted, 30, 30).endswith('96 kB down and 3 kB up in all')
   assert dry_run._size(2.5e13) == '25 TB' and dry_run._size(999) == '999 B'
   found = [dry_run._time(seconds) for seconds in (3.4, 600, 9000)]
   assert found == ['3 s', '10 min', '2.5 h']
