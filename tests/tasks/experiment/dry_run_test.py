@@ -24,8 +24,8 @@ def test_bytes_and_seconds_are_said_for_people():
     'in all'
   )
   # Where rows are sent, they are what travels.
-  counted['upload_bytes_by_rows'] = 100.0
-  assert dry_run._bytes(counted, 30, 30).endswith('96 kB down and 3 kB up in all')
+  said = dry_run._bytes({**counted, 'upload_bytes_by_rows': 100.0}, 30, 30)
+  assert said.endswith('96 kB down and 3 kB up in all')
   assert dry_run._size(2.5e13) == '25 TB' and dry_run._size(999) == '999 B'
   found = [dry_run._time(seconds) for seconds in (3.4, 600, 9000)]
   assert found == ['3 s', '10 min', '2.5 h']
