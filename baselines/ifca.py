@@ -16,15 +16,13 @@ says otherwise; the loss by which clients choose is the model's own, also if
 `training.loss` is another.
 """
 
-import dataclasses
-
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial.assignments import Assignment
 from tff_partial.composition import Aggregation
-from tff_partial.composition import check_aggregation
 from tff_partial.composition import compose
+from tff_partial.composition import with_defaults
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
@@ -62,9 +60,7 @@ def build_ifca(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  check_aggregation(aggregation)
-  if aggregation.mean_of_members is None:
-    aggregation = dataclasses.replace(aggregation, mean_of_members=True)
+  aggregation = with_defaults(aggregation, mean_of_members=True)
   return compose(
     model,
     client_state=_CLIENT_STATE,

@@ -79,11 +79,16 @@ def check_aggregation(aggregation: Aggregation) -> None:
   )
 
 
+def with_defaults(aggregation: Aggregation, **own: Any) -> Aggregation:
+  """Take an algorithm's own settings where the aggregation says nothing."""
+  check_aggregation(aggregation)
+  unset = {k: v for k, v in own.items() if getattr(aggregation, k) is None}
+  return dataclasses.replace(aggregation, **unset)
+
+
 def with_equal_weights(aggregation: Aggregation) -> Aggregation:
   """Give clients equal weights unless the aggregation says otherwise."""
-  check_aggregation(aggregation)
-  weighting = aggregation.client_weighting or ClientWeighting.UNIFORM
-  return dataclasses.replace(aggregation, client_weighting=weighting)
+  return with_defaults(aggregation, client_weighting=ClientWeighting.UNIFORM)
 
 
 def compose(

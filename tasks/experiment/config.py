@@ -269,9 +269,9 @@ class Config(Options):
       for flag in algorithms.unread(algorithm):
         others.setdefault(flag, _USUAL[flag])
     of_task = {choice.flag: choice.value for choice in TASKS[name]().choices()}
-    for flag in unread_beside(others):
-      if flag in of_task or flag in _USUAL:
-        others.setdefault(flag, of_task.get(flag, _USUAL.get(flag)))
+    usual = {**_USUAL, **of_task}
+    for flag in usual.keys() & unread_beside(others):
+      others.setdefault(flag, usual[flag])
     return super().with_flags(others)
 
   def may_change(self) -> set[str]:

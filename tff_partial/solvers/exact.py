@@ -77,9 +77,9 @@ class Exact:
         ' Without it, a client with fewer examples than weights has no unique '
         'minimum.'
       )
-    for name in ('newton_steps', 'max_direct'):
-      value = {f'Exact: {name}': getattr(self, name)}
-      checked_numbers.check_whole(ExactError, 1, **value)
+    names = ('newton_steps', 'max_direct')
+    whole = {f'Exact: {name}': getattr(self, name) for name in names}
+    checked_numbers.check_whole(ExactError, 1, **whole)
     if not (self.prior is None or callable(self.prior)):
       raise ExactError(
         f'Exact: prior={self.prior!r}: a prior is a function of a '
