@@ -247,6 +247,9 @@ class Task(abc.ABC):
     Args:
       user_id: The user.
       example_spec: The spec of one example.
+
+    Raises:
+      OptionError: If there is no such user.
     """
     for part in (TRAIN, VALIDATION, TEST):
       clients = self.clients(part, example_spec)

@@ -94,6 +94,9 @@ class PartialProcess(tff.templates.IterativeProcess):
       rows_of: The GLOBAL tables of which clients send only rows.
       sent_beside: The types of what else a client sends, by name.
       loaded_beside: The types of what it receives besides weights, by name.
+
+    Raises:
+      client_work.CompositionError: If client states come out of another type.
     """
     super().__init__(initialize_fn, next_fn, next_is_multi_arg=True)
     taken = next_fn.type_signature.parameter[1]

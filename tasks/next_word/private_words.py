@@ -69,7 +69,11 @@ class NoisyThreshold:
   delta: float
 
   def __post_init__(self) -> None:
-    """Raise an error for impossible numbers."""
+    """Raise an error for impossible numbers.
+
+    Raises:
+      OptionError: Names the number.
+    """
     if self.words_per_user < 1:
       raise OptionError(
         f'words_per_user: {self.words_per_user} words of a user would leave '
@@ -107,6 +111,10 @@ class NoisyThreshold:
 
     Args:
       num_users: Number of users that take part.
+
+    Raises:
+      OptionError: If `delta` allows publishing one of them, or there are fewer
+        users than the threshold.
     """
     if self.delta * num_users >= 1.0:
       raise OptionError(
@@ -171,6 +179,9 @@ class Draw:
     Args:
       terms: Terms of the draw now.
       counted: Fingerprint of the counts, or None to skip its comparison.
+
+    Raises:
+      OptionError: With the difference and a remedy.
     """
     remedy = (
       'To draw again would be one more release of the same users. Give the '
@@ -271,6 +282,10 @@ def learn(
     keep: Called with a new draw in JSON-compatible form, before anything is
       logged. If given together with `kept`, checks that this is from the same
       sentences.
+
+  Raises:
+    OptionError: As `draw`, or if the words were drawn otherwise.
+    DataError: If no word passes the threshold.
   """
   num_users = simulated_users or len(users)
   if kept is None:

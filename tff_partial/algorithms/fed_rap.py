@@ -101,9 +101,7 @@ def build_fed_rap(
             training,
             train=train,
             optimizer=sgd(1.0),
-            rate_factor=lambda done: tf.tanh(
-              tf.cast(done, tf.float32) / _ROUNDS
-            ),
+            rate_factor=_growth,
             terms=(regularizers,),
             use_model_loss=False,
             steps_per_batch=1,
@@ -116,6 +114,11 @@ def build_fed_rap(
     aggregation=aggregation,
     server_optimizer=server_optimizer,
   )
+
+
+def _growth(done: tf.Tensor) -> tf.Tensor:
+  """Return the share of the regularizers' weight after completed rounds."""
+  return tf.tanh(tf.cast(done, tf.float32) / _ROUNDS)
 
 
 def _check_tables(model: models.PartialModel, shared: str, own: str) -> None:

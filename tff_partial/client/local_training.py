@@ -162,7 +162,12 @@ def run(
 def _to_do(
   number: int, part: phases.Phase | phases.Interleaved, weights: tiers.Weights
 ) -> dict[str, phases.Phase]:
-  """Return the phases of a part that have anything to do, by name."""
+  """Return the phases of a part that have anything to do, by name.
+
+  Raises:
+    PhaseError: If `variable_filter` of a phase names none of the client's
+      values that it trains, which no model knows.
+  """
   values: Any = weights.get(tiers.CLIENT_VALUES, {})
   for phase in phases.interleaved_phases(part):
     if tiers.CLIENT_VALUES in phase.train and not any(

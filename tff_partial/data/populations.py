@@ -41,6 +41,9 @@ def concatenate(
   Returns:
     The ids of the clients, nested arrays of all their examples, and the offsets
     of each client's examples, with the end.
+
+  Raises:
+    ClientDataError: For an unusable client.
   """
   examples.check_is_spec(example_spec)
   ids: list[str] = []
@@ -121,7 +124,11 @@ def no_examples(client: str, remedy: str) -> ClientDataError:
 
 
 def check_distinct(client_ids: Iterable[Any]) -> None:
-  """Refuse ids that two clients have."""
+  """Refuse ids that two clients have.
+
+  Raises:
+    ClientDataError: If there are such ids, or some that read alike.
+  """
   ids = collections.Counter(map(str, client_ids))
   for client, number in ids.most_common(1):
     if number > 1:
@@ -276,7 +283,12 @@ class Population:
     return ''
 
   def check(self, example_spec: examples.ExampleSpec) -> None:
-    """Check that the clients can be used with a given example spec."""
+    """Check that the clients can be used with a given example spec.
+
+    Raises:
+      ClientDataError: If they were packed for another model, or have an id that
+        this one does not have.
+    """
     examples.check_spec(self.example_spec, example_spec)
     checked = examples.ids_of(self.example_spec)
     for path, ids in examples.ids_of(example_spec).items():

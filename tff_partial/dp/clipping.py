@@ -212,6 +212,9 @@ def parts_of(clipping: Clippings) -> Mapping[str, Clipping]:
 
   Args:
     clipping: Clipping of an update: joint, or by part.
+
+  Raises:
+    PrivacyError: If it is something else.
   """
   parts = clipping if isinstance(clipping, Mapping) else {WHOLE: clipping}
   if not parts or not all(isinstance(how, Clipping) for how in parts.values()):

@@ -156,10 +156,9 @@ class Keras3Functions:
       ModelError: If a layer changes variables that are not its weights, or
         draws numbers that cannot follow from a seed.
     """
-    values = {**self._constants}
-    values |= {key: tensors[name] for key, name in self._names.items()}
     given = [
-      (v, tf.convert_to_tensor(values[id(v)])) for v in self._model.variables
+      (variable, tf.convert_to_tensor(self._value(variable, tensors)))
+      for variable in self._model.variables
     ]
     options: dict[str, Any] = {}
     if self._model._call_has_training_arg:
@@ -180,6 +179,11 @@ class Keras3Functions:
         keras_refusals.refuse_updates(variable.path)
       updates[self._names[id(variable)]] = tf.convert_to_tensor(new)
     return outputs, losses, updates
+
+  def _value(self, variable: Any, tensors: Mapping[str, tf.Tensor]) -> Any:
+    if id(variable) in self._names:
+      return tensors[self._names[id(variable)]]
+    return self._constants[id(variable)]
 
   def filled(self, values: Mapping[str, Any]) -> Any:
     """Make another model and give its variables values, by name.

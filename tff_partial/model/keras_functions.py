@@ -125,10 +125,7 @@ class Keras2Functions:
           given = request.get('initial_value')
           _check_value(variable.name, variable.value, given)
         if isinstance(tensor, tf.Tensor):
-          # What a user's variable is assigned while the model is built, as by
-          # `weights=`, is ignored: the tensor started from it.
-          tensor.assign = lambda value, *_, **__: value
-          tensor.value = tensor.read_value = lambda *_: tensor
+          _like_a_variable(tensor)
       return tensor
 
     with keras_variables.answering_variables(answer):
@@ -177,11 +174,16 @@ class Keras2Functions:
     mine = [v for v in made if id(v) in held]
     for spec, variable in zip(self.spec.variables, mine, strict=True):
       variable.assign(keras_filling.checked(spec, values[spec.name]))
-    for layer in keras_analysis.layers_of(keras_model) if by_request else ():
-      if isinstance(layer, tf.keras.layers.Embedding) and layer.built:
-        # Which loading a saved model needs.
-        layer.input_dim = layer.embeddings.shape[0]
+    if by_request:
+      _tell_embeddings(keras_model)
     return keras_model
+
+
+def _tell_embeddings(keras_model: tf.keras.Model) -> None:
+  """Set the number of rows of embeddings, which loading a saved model needs."""
+  for layer in keras_analysis.layers_of(keras_model):
+    if isinstance(layer, tf.keras.layers.Embedding) and layer.built:
+      layer.input_dim = layer.embeddings.shape[0]
 
 
 def _check_variables(
@@ -219,6 +221,16 @@ def _check_value(name: str, value: np.ndarray, given: Any) -> None:
       'the model is built. Make it with `self.add_weight(..., '
       "initializer='random_normal')`, whose draws follow from a seed."
     )
+
+
+def _like_a_variable(tensor: tf.Tensor) -> None:
+  """Give a tensor the methods of a variable that a user made.
+
+  Values assigned while the model is built, as by `weights=`, are ignored: the
+  tensor started from them.
+  """
+  tensor.assign = lambda value, *_, **__: value
+  tensor.value = tensor.read_value = lambda *_: tensor
 
 
 def _in_graph(

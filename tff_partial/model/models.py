@@ -351,6 +351,9 @@ class PartialModel:
 
     Args:
       of: Another loss instead of the model's own.
+
+    Raises:
+      ModelError: If labels and predictions do not match.
     """
     traced_checks.check_loss(self, of, self._mask)
 

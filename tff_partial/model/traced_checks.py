@@ -43,6 +43,10 @@ def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
   broadcast over the batch then fail, or the result has two axes of that size.
   Metrics are sums over examples, so only a loss can be asked if it computes
   with all of them.
+
+  Raises:
+    ModelError: If labels and predictions do not match, or the loss of an
+      example depends on others.
   """
 
   def mixing(reason: str) -> ModelError:
