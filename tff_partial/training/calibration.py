@@ -194,7 +194,7 @@ class Calibration:
 def _held_out(
   hits: np.ndarray, whole: np.ndarray, random: np.random.Generator
 ) -> float:
-  """Return the coverage of half of the ratings of who is worst on the others.
+  """Return the coverage of half the ratings of those worst on the other half.
 
   Args:
     hits: Number of covered ratings of each client, `[clients]`.

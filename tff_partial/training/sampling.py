@@ -149,7 +149,7 @@ class CohortSampler:
 
 
 def num_asked(clients_per_round: int, oversample: float) -> int:
-  """Return how many clients a round asks that joins some of them."""
+  """Return how many clients a round asks, with those in reserve."""
   # 100 times 1.1 is a little more than 110 in floating point.
   return math.ceil(clients_per_round * oversample - 1e-9)
 

@@ -149,7 +149,7 @@ class Privacy(Options):
     if self.clip is not None:
       self.refuse_set(
         OF_ADAPTIVE,
-        f'--clip={self.clip} does not adapt. Leave out one of both.',
+        f'--clip={self.clip} does not adapt. Leave one of the two out.',
       )
     if all(getattr(self, name) is not None for name in _GOAL):
       raise OptionError(
