@@ -8,6 +8,9 @@ of their own are set by `--set=NAME=VALUE`; --helpfull lists them.
 """
 
 import pathlib
+import sys
+
+from absl import logging
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
@@ -21,6 +24,13 @@ def main(config: Config, output: Output, plan: DryRun) -> None:
   if not (plan.dry_run or output.output_dir):
     raise OptionError('--output_dir: name a folder for what the run writes.')
   print(_announced(config, output, plan), flush=True)
+  written = {a.lstrip('-').partition('=')[0] for a in sys.argv if a[:1] == '-'}
+  for flag in sorted(config.without_effect() & written):
+    logging.warning(
+      '--%s has no effect: %s trains no local weights, nor do its evaluations.',
+      flag,
+      config.algorithm,
+    )
   # Slow, since they import TensorFlow.
   from tasks import ratings_outputs
   from tasks.experiment.runs import dry_run

@@ -34,6 +34,7 @@ from tasks.subreddit.options import StickerOptions
 from tasks.subreddit.options import SubredditOptions
 from tasks.user_modeling.options import AssistOptions
 from tasks.user_modeling.options import MovielensOptions
+from tasks.user_modeling.options import UserModelingOptions
 from tff_partial_programs import spelling
 
 TASK = 'task'
@@ -213,6 +214,21 @@ class Config(Options):
       for choice in part.choices():
         if choice.flag in unread and choice.value != _USUAL[choice.flag]:
           yield choice
+
+  def without_effect(self) -> frozenset[str]:
+    """Return flags that change nothing here, but that recipes may set.
+
+    They do so for other algorithms, to which `algorithm` may change.
+    """
+    personalises = (
+      self.how.personal is not None
+      or 'tuning_learning_rate' in self.how.reads
+      # New users reconstruct, and clients train the tables that they keep.
+      or self.user_form == tasks_lib.TABLE
+      or isinstance(self.task, UserModelingOptions)
+    )
+    of_local = [f for f in self.local.flags() if 'reconstruction_' in f]
+    return frozenset() if personalises else frozenset(of_local)
 
   def leaks(self) -> Iterator[Leak]:
     """Yield the settings that a private run may not have."""

@@ -150,6 +150,30 @@ def test_bad_flags(tmp_path, arguments, expected):
   is_for_users(outcome, *(part.format(here=tmp_path) for part in expected))
 
 
+@pytest.mark.parametrize(
+  ('given', 'said'),
+  [
+    (
+      ['--recipe=mnist_preference_global', '--reconstruction_epochs', '9'],
+      True,
+    ),
+    (['--recipe=mnist_preference_global'], False),  # It sets it.
+    (['--recipe=emnist_fed_rep', '--reconstruction_epochs=9'], False),
+    # New users reconstruct, beside a table of those who took part.
+    (['--recipe=movielens_centralized', '--reconstruction_epochs=9'], False),
+    (
+      ['--task=assist', '--algorithm=fed_avg', '--reconstruction_epochs=9'],
+      False,
+    ),
+  ],
+)
+def test_a_written_flag_without_effect_is_noted(tmp_path, caplog, given, said):
+  out = f'--output_dir={tmp_path}/out'
+  run_here('train', *given, f'--data_dir={tmp_path}/none', out)
+  noted = '--reconstruction_epochs has no effect: fed_avg trains no local'
+  assert (noted in caplog.text) == said
+
+
 # ---- folders -----------------------------------------------------------------
 
 

@@ -80,6 +80,7 @@ def test_an_algorithm_reads_what_it_says(name, monkeypatch):
   special = {f for each in algorithms.ALGORITHMS.values() for f in each.reads}
   assert read & special == set(algorithm.reads)
   assert not read & set(algorithm.ignores)
+  assert not read & Config(algorithm=name).without_effect()
   of_server = set(building.JOINING)
   if not algorithm.ignores:
     assert read & of_server
