@@ -77,7 +77,8 @@ def read(csv: Csv) -> Table:
     is_number = re.fullmatch(files_tables.NUMBER, first)
     times = found.values(
       'time',
-      files_tables.NUMBER if is_number else r'[\x00-\x7f]+',
+      # Pandas also reads `now` and `today`.
+      files_tables.NUMBER if is_number else r'[0-9][\x00-\x7f]*',
       'a number or a date like 2001-02-03 04:05:06',
       _whole_or_not if is_number else _dates,
       'Repair the line, or name another column with --csv_time.',

@@ -121,6 +121,10 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
       f'{_HEAD},time\na,b,1,3\na,c,2,soon\n',
       "line 3: 'time' should be a number or a date .*, found 'soon'",
     ),
+    (
+      f'{_HEAD},time\na,b,1,2001-02-03\na,c,2,now\n',
+      "line 3: 'time' should be a number or a date .*, found 'now'",
+    ),
     (b'user,item,rating\na,b\xff,1\n', 'byte 0xff .*save it as UTF-8'),
     (f'{_HEAD}\na,"b,1\n', 'EOF inside string starting at row 1'),
     ('user\titem, rating\n', 'no columns could be the user'),
