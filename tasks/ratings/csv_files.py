@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import decimal
 import difflib
 import os
 import pathlib
@@ -153,7 +154,15 @@ def _small_numbers(texts: pd.Series) -> pd.Series:
 
 
 def _whole_or_not(texts: pd.Series) -> pd.Series:
-  return pd.to_numeric(texts)  # Integers beyond 2**53 differ, too.
+  """Return numbers of which different ones differ, however long they are."""
+  try:
+    found = pd.to_numeric(texts)
+  except ValueError:  # Integers of more than 64 bits.
+    found = texts
+  # Integers are exact, but beyond 2**53 not beside fractions.
+  if found.dtype == object or (found.dtype.kind == 'f' and not found.is_unique):
+    return texts.map(decimal.Decimal)
+  return found
 
 
 def _dates(texts: pd.Series) -> pd.Series:

@@ -104,6 +104,20 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
 
 
 @pytest.mark.parametrize(
+  'times',
+  [
+    (f'{2**53 + 1}', f'{2**53}', '0.5', '5e-1'),
+    (f'{2**64 + 1}', f'{2**64}', '7', '7.0'),
+    (f'{2**64 - 1}', '9', '-3', '-3'),
+  ],
+)
+def test_long_numbers_are_times_in_their_order(tmp_path, times):
+  rows = ''.join(f'a,{k},1,{time}\n' for k, time in enumerate(times))
+  table = _read(_write(tmp_path, f'{_HEAD},time\n{rows}'))
+  assert table.frame['time'].tolist() == [2, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
   ('text', 'message'),
   [
     ('', 'stars.csv: the file is empty. .* another one with --csv=FILE'),
