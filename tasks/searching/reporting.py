@@ -1,6 +1,7 @@
 """The report of a search: best trial, all trials, importance of flags."""
 
 from collections.abc import Sequence
+import contextlib
 import math
 import pathlib
 from typing import Any
@@ -11,8 +12,10 @@ from tasks.experiment.command_line import flags
 from tasks.experiment.runs.folder import Folder
 from tasks.searching import plan as plans
 from tasks.searching import trials
+from tff_partial.analysis import run_folders
 from tff_partial.analysis import spreadsheets
 from tff_partial.analysis import tables
+from tff_partial.analysis.errors import AnalysisError
 
 TRIALS_FILE, REPORT_FILE = 'trials.csv', 'search.md'
 # The fewest finished trials from which importances are computed.
@@ -97,20 +100,26 @@ def report(folder: pathlib.Path, output: pathlib.Path) -> str:
   cells = table.apply(lambda column: column.map(_cell))
   lines = [*_best(folder, study), '', tables.markdown(cells), '']
   lines += importances(study)
-  cost = together(
-    [
-      (trial.user_attrs[trials.EPSILON], trial.user_attrs[trials.DELTA])
-      for trial in study.trials
-      if trials.EPSILON in trial.user_attrs
-    ],
-    'trials',
-  )
+  spent = [_spent(folder, trial) for trial in study.trials]
+  cost = together([each for each in spent if each is not None], 'trials')
   lines += ['', cost] if cost else []
   text = '\n'.join(lines)
   output.mkdir(parents=True, exist_ok=True)
   spreadsheets.escaped_frame(table).to_csv(output / TRIALS_FILE, index=False)
   (output / REPORT_FILE).write_text(text + '\n', encoding='utf-8')
   return text
+
+
+def _spent(folder: pathlib.Path, trial: Any) -> tuple[float, float] | None:
+  """Return what a trial spent, ended or not; None if it is not private."""
+  with contextlib.suppress(AnalysisError):
+    run, *_ = run_folders.find([trials.folder(folder, trial.number)])
+    return run.spent()
+  # Its folder is away.
+  found = trial.user_attrs
+  if trials.EPSILON not in found:
+    return None
+  return found[trials.EPSILON], found[trials.DELTA]
 
 
 def _best(folder: pathlib.Path, study: Any) -> list[str]:

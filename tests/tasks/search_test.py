@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import json
 import math
 import pathlib
+import shutil
 import signal
 import sys
 from typing import Any
@@ -342,6 +343,27 @@ def test_what_private_trials_cost_is_summed(tmp_path):
   said = reporting.report(tmp_path, tmp_path)
   assert '3 private trials on the same users cost epsilon 27 at delta' in said
   assert 'epsilon' in reporting.frame(study)
+
+
+def test_failed_and_unfinished_trials_cost_what_they_spent(tmp_path):
+  train = Trainer()
+  train.epsilon, train.status = 0.1, 1
+  plan = _plan(*_BASE, *_PRIVATE, trials=2, pruner='never')
+  head = 'round,privacy/epsilon,privacy/delta\n'
+  for number, rows in enumerate(('1,1.5,1e-5\n', '1,1.5,1e-5\n2,2.5,1e-5\n')):
+    folder = trials.folder(tmp_path, number)
+    folder.mkdir()
+    (folder / 'metrics.csv').write_text(head + rows)
+  trials.run(plan, tmp_path, train)
+  said = reporting.report(tmp_path, tmp_path)
+  assert '2 private trials on the same users cost epsilon 4 at delta' in said
+  # A trial that goes on after its first rung.
+  result = '{"test": {}, "privacy": {"epsilon": 1, "delta": 1e-5}}'
+  (folder / 'result.json').write_text(result)
+  assert reporting.report(tmp_path, tmp_path) == said
+  for number in range(2):
+    shutil.rmtree(trials.folder(tmp_path, number))
+  assert 'private trials' not in reporting.report(tmp_path, tmp_path)
 
 
 # ---- the program -------------------------------------------------------------

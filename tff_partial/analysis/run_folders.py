@@ -82,15 +82,15 @@ class RunFolder:
 
   def spent(self) -> tuple[float, float] | None:
     """Return epsilon and delta of the rounds so far; None if not private."""
-    found: Any = (self.result or {}).get('privacy') or {}
-    if self.result is None:
-      with contextlib.suppress(AnalysisError):  # Maybe there is no round yet.
-        rows = self.table().filter(regex='^privacy/').iloc[-1:]
-        rows.columns = rows.columns.str.removeprefix('privacy/')
-        found = rows.iloc[0] if rows.size else {}
-    if 'epsilon' not in found:
-      return None
-    return float(found['epsilon']), float(found['delta'])
+    found: list[Any] = [(self.result or {}).get('privacy') or {}]
+    # A run with a result may be training more rounds.
+    with contextlib.suppress(AnalysisError):  # Maybe there is no round yet.
+      rows = self.table().filter(regex='^privacy/').iloc[-1:]
+      rows.columns = rows.columns.str.removeprefix('privacy/')
+      found += rows.to_dict('records')
+    found = [f for f in found if 'epsilon' in f]
+    costs = [(float(f['epsilon']), float(f['delta'])) for f in found]
+    return max(costs, default=None)
 
   def table(self) -> pd.DataFrame:
     """Read the complete lines of the table of rounds; its index is the round.
