@@ -23,6 +23,7 @@ from tasks.experiment.command_line.program import Program
 from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
+from tasks.shared_options import SYNTHETIC
 from tff_partial import analysis
 
 if TYPE_CHECKING:
@@ -78,16 +79,27 @@ class Report(Options):
 
 
 def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
-  """Yield the total cost of private runs, for each task with its users."""
+  """Yield the total cost of private runs, for each task and data set."""
   from tasks.searching import reporting
 
-  costs: dict[str, list[tuple[float, float]]] = {}
+  costs: dict[str, list[tuple[str | None, tuple[float, float]]]] = {}
   for run in (run for setting in settings for run in setting.runs):
     if (cost := run.spent()) is not None:
-      costs.setdefault(run.setting('task'), []).append(cost)
+      costs.setdefault(run.setting('task'), []).append((_data(run), cost))
   for task, of_task in costs.items():
-    of = f'{task}: ' if len(costs) > 1 else ''
-    yield f'{of}{reporting.together(of_task, "runs")}'
+    for data in sorted({name for name, _ in of_task if name}) or [None]:
+      # Data without a name may be any.
+      same = [cost for name, cost in of_task if name in (None, data)]
+      of = [name for name in (task, data) if name]
+      yield ': '.join([*of, reporting.together(same, 'runs')])
+
+
+def _data(run: run_folders.RunFolder) -> str | None:
+  """Return the name of a run's data set; None if unknown."""
+  if run.setting('data') == SYNTHETIC:
+    return SYNTHETIC
+  given = run.setting('csv') or run.setting('data_set')
+  return pathlib.PurePath(given).name or run.data
 
 
 def _unlike(settings: Sequence[run_folders.Setting]) -> Iterator[str]:

@@ -395,6 +395,22 @@ def test_the_report_counts_what_unfinished_private_runs_spent(tmp_path, capsys):
   assert '2 private runs on the same users cost epsilon 11.5 at' in printed
 
 
+def test_costs_to_other_users_are_not_added_up(tmp_path, capsys):
+  for number, data in enumerate(('a.csv', 'far/b.csv', '/far/b.csv', 'c.csv')):
+    spent = {'privacy': {'epsilon': 2.0**number, 'delta': 1e-5}}
+    folders.write(tmp_path, str(number), more=spent, task='ratings', csv=data)
+  # One of MovieLens 1M, and one that may be of it.
+  of_ml = {'data': {'name': 'ml-1m'}, 'privacy': {'epsilon': 5.0, 'delta': 0.0}}
+  folders.write(tmp_path, 'm1', more=of_ml, task='movielens')
+  rows = 'round,privacy/epsilon,privacy/delta\n1,2.5,0\n'
+  folders.write(tmp_path, 'm2', ended=False, rounds=rows, task='movielens')
+  report.main(report.Report(sweep_dir=(str(tmp_path),), by=('folder',)))
+  printed = capsys.readouterr().out
+  assert 'ratings: a.csv: 1 private runs on the same users cost eps' in printed
+  assert 'ratings: b.csv: 2 private runs on the same users cost eps' in printed
+  assert 'ml-1m: 2 private runs on the same users cost epsilon 7.5 ' in printed
+
+
 @pytest.mark.slow
 def test_the_report_needs_a_folder():
   outcome = commands.run_program(commands.command('report'))
