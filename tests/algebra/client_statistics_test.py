@@ -72,6 +72,12 @@ def _mean_label(client: ClientContext) -> Any:
   return collections.OrderedDict(mean=tf.stack([tf.reduce_mean(labels), 1.0]))
 
 
+def _half_labels(client: ClientContext) -> Any:
+  return tf.nest.map_structure(
+    lambda mean: tf.cast(mean, tf.float16), _mean_label(client)
+  )
+
+
 def _add(server: Server, joined: Any) -> Server:
   return server._replace(state=server.state + joined['mean'])
 
@@ -328,6 +334,17 @@ _UPDATES_NOTHING = Statistic('labels', _mean_label)
         ]
       },
       "'labels' makes .* What the server holds must keep its type",
+    ),
+    *(
+      (
+        {
+          'statistics': [
+            _UPDATES_NOTHING._replace(summarize=_half_labels, join=join)
+          ]
+        },
+        "'labels' has numbers of float16, .* Cast them to float32",
+      )
+      for join in Join
     ),
   ],
 )

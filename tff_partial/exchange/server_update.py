@@ -325,6 +325,8 @@ def exchange(
     own_type = second_pass.type_signature.result
   else:
     own_type = update_type.statistics[name]
+  if isinstance(statistic.join, Join):
+    _check_range(name, own_type)
   joined_type = own_type
   if not isinstance(statistic.join, Join):
     process = statistic.join.create(own_type)
@@ -343,6 +345,20 @@ def exchange(
   return Exchange(
     statistic, own_type, joined_type, second_pass, process, update, settle
   )
+
+
+def _check_range(name: str, own_type: tff.Type) -> None:
+  """Refuse floats whose sum over clients would overflow, or lose clients."""
+  dtypes = tff.types.structure_from_tensor_type_tree(
+    lambda leaf: tf.as_dtype(leaf.dtype), own_type
+  )
+  for dtype in tf.nest.flatten(dtypes):
+    if dtype in (tf.float16, tf.bfloat16):
+      raise client_work.CompositionError(
+        f'The statistic {name!r} has numbers of {dtype.name}, which is too '
+        'coarse for a sum over clients. Cast them to float32, or join by a '
+        'factory of your own.'
+      )
 
 
 def _updating(
