@@ -632,6 +632,16 @@ def test_a_changed_list_is_an_ordinary_one(runtimes):
     assert list(_same(np.int32)(numbers)) == [4, 6]
 
 
+def test_a_change_of_a_value_within_a_list_is_not_lost(runtimes):
+  same = _same((np.float32, [2]))
+  with runtimes[False]:
+    values = same([_floats(1, 2), _floats(3, 4)])
+    with pytest.raises(ValueError, match='read-only'):
+      values[1][:] = 0.0
+    values[1] = values[1] * 2.0
+    assert [value.tolist() for value in same(values)] == [[1, 2], [6, 8]]
+
+
 @pytest.mark.parametrize('jit', [False, True])
 def test_strings_of_mixed_shapes_are_added_in_the_order_of_the_cohort(
   jit, natively, runtimes

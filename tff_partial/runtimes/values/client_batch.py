@@ -87,8 +87,9 @@ class Columns(list[Any]):
   """List of the values that the clients of a cohort return.
 
   The values of all clients are in one array per leaf; that of one client is
-  made on access, and shares no memory with the others. TFF's own contexts
-  require a list; the first change makes it an ordinary one.
+  made on access, and shares no memory with the others, so that its arrays are
+  read-only. TFF's own contexts require a list; the first change makes it an
+  ordinary one.
 
   Attributes:
     read: Function that reads the values at some places, if read on demand.
@@ -299,4 +300,8 @@ for _name in (
 
 def _copy(leaf: Any) -> Any:
   """Copy a client's array, so that keeping it does not keep the others'."""
-  return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+  if not isinstance(leaf, np.ndarray):
+    return leaf
+  copy = leaf.copy()
+  copy.flags.writeable = False  # A change would be lost.
+  return copy
