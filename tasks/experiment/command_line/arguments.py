@@ -3,9 +3,11 @@
 from collections.abc import Collection, Sequence
 import os
 import pathlib
+import sys
 from typing import Any
 
 from absl import flags
+from absl import logging
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line.flags import define
@@ -81,7 +83,8 @@ def expand(arguments: Sequence[str]) -> list[str]:
   flags before it that the new algorithm does not read are dropped. So are flags
   of steps before an exact solve that takes none, the support set's share before
   a split without one, flags of adaptive clipping before a fixed clip, and the
-  data set before synthetic data.
+  data set before synthetic data; a warning names those that this process was
+  started with.
 
   Args:
     arguments: The command line, without the program's name.
@@ -102,7 +105,11 @@ def expand(arguments: Sequence[str]) -> list[str]:
     if places := _places(expanded, f'--{flag}='):
       before, after = expanded[: places[-1]], expanded[places[-1] :]
       unread = unread_beside({flag: after[0].partition('=')[2]})
-      expanded = [*_without(before, unread), *after]
+      kept = _without(before, unread)
+      for written in _spelled(sys.argv):
+        if written in before and written not in kept:
+          logging.warning('%s: left out, as %s follows.', written, after[0])
+      expanded = [*kept, *after]
   places = _places(expanded, _ALGORITHM)
   if len({expanded[place] for place in places}) < 2:
     return expanded

@@ -256,6 +256,15 @@ def test_a_flag_leaves_what_has_no_use_beside_it(
   assert read(parsed) == usual
 
 
+def test_a_written_flag_that_is_left_is_named(monkeypatch, caplog):
+  written = ['--initial_clip=2', '--clip=1']
+  recipe = '--recipe=movielens_fed_recon_dp'
+  monkeypatch.setattr('sys.argv', ['train', recipe, *written])
+  assert parse([recipe, *written]).privacy.clip == 1.0
+  # Not those of the recipe.
+  assert caplog.messages == ['--initial_clip=2: left out, as --clip=1 follows.']
+
+
 def test_flags_of_a_task_are_checked_together():
   flags = ['--task=subreddit', '--min_examples=50', '--max_documents=60']
   assert parse(flags).task.min_documents == 50
