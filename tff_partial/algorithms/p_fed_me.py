@@ -27,11 +27,14 @@ from tff_partial.terms import moreau
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import PERSONAL
 
+# lambda of the paper, by default.
+PENALTY = 15.0
+
 
 def build_p_fed_me(
   model: models.PartialModel,
   *,
-  penalty: float = 15.0,
+  penalty: float = PENALTY,
   personal: Phase = Phase(optimizer=sgd(0.05), steps_per_batch=5, max_steps=20),
   learning_rate: float = 0.005,
   mixing: float = 1.0,
@@ -98,7 +101,7 @@ def build_p_fed_me(
 def build_p_fed_me_eval(
   model: models.PartialModel,
   *,
-  penalty: float = 15.0,
+  penalty: float = PENALTY,
   personalise: Phase = Phase(optimizer=sgd(0.05), steps_per_batch=5),
   split: splits.Split | None = None,
 ) -> evaluation.Evaluation:

@@ -225,8 +225,9 @@ def of_fed_dyn(run: Setting) -> Arguments:
 def penalty_of_p_fed_me(run: Setting) -> Arguments:
   """Return the penalty; by default none by which w moves beyond theta."""
   rate = run.local.update.learning_rate
+  usual = tff_partial.algorithms.p_fed_me.PENALTY
   given = PENALTY(run)
-  return given if given or rate <= 1 / 15 else {'penalty': 1 / rate}
+  return given if given or rate <= 1 / usual else {'penalty': 1 / rate}
 
 
 def of_p_fed_me(run: Setting) -> Arguments:
