@@ -140,6 +140,7 @@ def _conformal(
   known: evaluation_sets.EvaluationSet,
   measured: evaluation_sets.EvaluationSet,
   weights: Any,
+  server_state: Any,
   level: float,
   seed: int,
 ) -> dict[str, float]:
@@ -147,10 +148,14 @@ def _conformal(
   from tff_partial.training import calibration
 
   found = calibration.calibrate(
-    known.evaluation, known.clients, weights, seed=seed
+    known.evaluation,
+    known.clients,
+    weights,
+    seed=seed,
+    server_state=server_state,
   )
   counts = calibration.histograms(
-    measured.evaluation, measured.clients, weights, seed
+    measured.evaluation, measured.clients, weights, seed, server_state
   )
   return {'deviations': found.quantile(level), **found.coverage(counts, level)}
 
@@ -187,6 +192,7 @@ def main(config: Config, output: Output, chosen: Chosen) -> None:
         trainable.evaluation_set(task.validation),
         evaluation_set,
         saved.best_weights,
+        saved.best_server_state,
         chosen.calibrate,
         config.seed,
       )

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.support import planted
 import tff_partial
 from tff_partial import algorithms
+from tff_partial import evaluation as evaluation_lib
 from tff_partial.data import splits
 from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
@@ -151,6 +152,21 @@ def test_calibrated_intervals_cover_and_noise_is_of_the_promised_size() -> None:
   noised = calibration_lib.calibrate(*args, noise_multiplier=2.0, noise_seed=1)
   noise = np.subtract(noised.mass, found.mass)
   np.testing.assert_allclose(noise.std(), 2.0, rtol=0.2)
+
+
+@pytest.mark.slow
+def test_clients_are_told_what_the_server_holds() -> None:
+  process = algorithms.build_fed_als(_model())
+  plain = algorithms.build_fed_als_eval(_model(), split=splits.halves())
+  reading = evaluation_lib.build_evaluation(
+    plain.model,
+    work=plain.parts.work,
+    client_state=plain.parts.client_state,
+    server_state=lambda model: tf.zeros([]),
+  )
+  args = _clients(process, 3), process.get_model_weights(process.initialize())
+  found = calibration_lib.calibrate(reading, *args, server_state=np.float32(0))
+  assert found == calibration_lib.calibrate(plain, *args)
 
 
 @pytest.mark.slow

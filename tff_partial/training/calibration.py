@@ -73,6 +73,7 @@ def histograms(
   clients: cohorts.ClientSource,
   weights: Any,
   seed: int = 0,
+  server_state: Any = None,
 ) -> np.ndarray:
   """Count the scores of each client's query set, `[clients, bins]`.
 
@@ -81,6 +82,7 @@ def histograms(
     clients: The clients; those without a query set are left out.
     weights: The model's weights at the server, `ModelWeights`.
     seed: The run's seed; a client's draws follow from it and its id.
+    server_state: Server state other than weights, as for `evaluate`.
 
   Raises:
     CalibrationError: If the model predicts no variances.
@@ -107,6 +109,7 @@ def histograms(
     weights,
     seed,
     on_clients=found.append,
+    server_state=server_state,
   )
   # Nothing is there for clients without examples to measure.
   scores = list(found[0].get('scores', {}).values())
@@ -220,6 +223,7 @@ def calibrate(
   noise_multiplier: float = 0.0,
   noise_seed: int | None = None,
   seed: int = 0,
+  server_state: Any = None,
 ) -> Calibration:
   """Learn by how much intervals are too narrow or too wide.
 
@@ -238,6 +242,8 @@ def calibrate(
     noise_seed: Makes a simulation's noise reproducible; by default the
       operating system draws it.
     seed: The run's seed; a client's draws follow from it and its id.
+    server_state: Server state other than weights, such as
+      `result.best_server_state`, for an evaluation whose clients read it.
 
   Raises:
     CalibrationError: If the model predicts no variances, there are no scores,
@@ -248,7 +254,7 @@ def calibrate(
       f'calibrate: noise_multiplier={noise_multiplier}: expected a finite '
       'number of at least 0.'
     )
-  counts = histograms(evaluation, clients, weights, seed)
+  counts = histograms(evaluation, clients, weights, seed, server_state)
   counts = counts[counts.sum(1) > 0]
   if not len(counts):
     raise CalibrationError(
