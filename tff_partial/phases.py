@@ -157,7 +157,8 @@ class Phase:
       is_open = value is None and name in ('batch_size', 'max_steps')
       if is_open or (callable(value) and name == 'epochs'):
         continue
-      checked_numbers.check_whole(PhaseError, **{name: value})
+      least = 0 if name == 'max_steps' else None
+      checked_numbers.check_whole(PhaseError, least, **{name: value})
       if name != 'max_steps' and value < 1:
         raise PhaseError(
           f'{name} must be positive, found {value}. To skip a phase, pass '
@@ -168,8 +169,6 @@ class Phase:
         'drop_remainder=True with batch_size=None: a batch of all examples has '
         'no remainder. Give a batch size.'
       )
-    if self.max_steps is not None and self.max_steps < 0:
-      raise PhaseError(f'max_steps is negative: {self.max_steps}.')
     if train and not (self.use_model_loss or self.terms):
       raise PhaseError(
         'The phase trains on nothing: use_model_loss=False, and no terms.'

@@ -795,6 +795,7 @@ def test_weights_that_are_no_numbers_are_noticed():
       {'epochs': 0},
       'epochs must be positive, found 0. To skip a phase, pass max_steps=0',
     ),
+    ({'max_steps': -1}, 'max_steps: expected at least 0, found -1'),
     (
       {'drop_remainder': True, 'batch_size': None},
       'a batch of all examples has no remainder. Give a batch size',
