@@ -87,7 +87,7 @@ def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
     if (cost := run.spent()) is not None:
       costs.setdefault(run.setting('task'), []).append((_data(run), cost))
   for task, of_task in costs.items():
-    for data in sorted({name for name, _ in of_task if name}) or [None]:
+    for data in sorted({name for name, _ in of_task if name}) or ['']:
       # Data without a name may be any.
       same = [cost for name, cost in of_task if name in (None, data)]
       of = [name for name in (task, data) if name]
