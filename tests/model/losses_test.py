@@ -308,6 +308,7 @@ class _AssignsInside(tf.keras.metrics.Sum):
       {'metrics': ['mae', 'meanness']},
       "Keras has no metric 'meanness'. Pass one of its names",
     ),
+    ({'metrics': 'bce'}, "Keras has no metric 'bce'. Pass one of its names"),
     (
       {'metrics': [_Configured(0.5)]},
       r"Metric 'configured' \(_Configured\) cannot be copied from its "

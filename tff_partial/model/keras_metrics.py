@@ -180,7 +180,7 @@ class PureMetrics:
       identifier = f'{_kind_of_labels(specs)}_{kinds[name]}'
     try:
       found = tf.keras.metrics.get(identifier)
-    except ValueError:
+    except (ValueError, TypeError):
       found = None
     if not callable(found):
       raise ModelError(
