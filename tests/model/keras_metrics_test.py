@@ -256,6 +256,17 @@ def test_a_metric_that_was_used_is_given_as_new():
   assert alone.build()[0] is not used
 
 
+def test_a_state_keeps_the_dtype_that_a_policy_gave_it():
+  tf.keras.mixed_precision.set_global_policy('float64')
+  try:
+    pure = _pure([metrics.MeanAbsoluteError], _NUMBERS, _NUMBERS)
+  finally:
+    tf.keras.mixed_precision.set_global_policy('float32')
+  first = pure.initial_state()['mean_absolute_error']
+  found = _after(pure, _NUMBERS, _NUMBERS + 1.0, _WEIGHT)
+  assert found['mean_absolute_error'][0].dtype == first[0].dtype == tf.float64
+
+
 def test_states_of_clients_add_up():
   builders = [metrics.AUC, metrics.Precision, lambda: _Within(0.5)]
   pure = _pure(builders, _YES_OR_NO, _PROBABILITIES)

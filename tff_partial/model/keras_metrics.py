@@ -108,6 +108,8 @@ class PureMetrics:
     self._given = metrics
     # The output that each metric measures; None for the structure of all.
     self._outputs: list[Any] = []
+    # Their states have one dtype, that of today's policy.
+    self.build = keras_variables.keeping_policy(self._build)
     # In a separate graph Keras numbers unnamed metrics from the start, so their
     # names are the same in every program.
     with tf.__internal__.FuncGraph('metrics').as_default():
@@ -126,7 +128,7 @@ class PureMetrics:
       for metric, output in zip(built, self._outputs, strict=True)
     )
 
-  def build(self) -> list[tf.keras.metrics.Metric]:
+  def _build(self) -> list[tf.keras.metrics.Metric]:
     """Make the metrics."""
     given = keras_3.as_keras_2(self._given)
     if isinstance(given, (str, tf.keras.metrics.Metric)) or _is_class(given):
