@@ -129,6 +129,12 @@ def test_one_client_moves_no_join_however_far_it_goes(join, size):
   np.testing.assert_allclose(found, honest.mean(0), atol=0.15)
 
 
+def test_where_few_clients_answer_krum_averages_no_attackers():
+  join = aggregators.krum(num_attackers=2, num_chosen=5, clients_per_round=12)
+  updates = tf.constant([[1.0], [9.0], [1.1], [0.9], [-8.0]])
+  np.testing.assert_allclose(join._join(updates), [1.0], rtol=1e-6)
+
+
 def test_a_share_of_almost_a_half_leaves_the_middle():
   join = aggregators.trimmed_mean(share=0.49999, clients_per_round=4)._join
   updates = tf.constant([[1.0], [2.0], [4.0], [9.0]])

@@ -92,7 +92,8 @@ def krum(
   Args:
     num_attackers: f, the number of clients of a round to withstand; the paper
       wants `n >= 2 f + 3`. With fewer clients the score counts at least one.
-    num_chosen: The number of updates to average.
+    num_chosen: The number of updates to average; where fewer clients take part,
+      at most all but `num_attackers`.
     clients_per_round: The most clients of a round.
 
   Raises:
@@ -126,7 +127,8 @@ def krum(
     # The nearest is the client itself, at 0.
     counted = tf.clip_by_value(number - num_attackers - 2, 1, number)
     scores = tf.reduce_sum(tf.sort(squares, -1)[:, : counted + 1], -1)
-    best = tf.argsort(scores, stable=True)[:num_chosen]
+    chosen = tf.minimum(num_chosen, tf.maximum(number - num_attackers, 1))
+    best = tf.argsort(scores, stable=True)[:chosen]
     return tf.reduce_mean(tf.gather(updates, best), 0)
 
   return RobustFactory('krum', nearest, clients_per_round)
