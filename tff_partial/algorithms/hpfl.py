@@ -121,7 +121,7 @@ def build_hpfl(
     public: True to share public components; False is HPFL-R.
     training: How a client trains: after what `Exact` solves for, if anything.
     split: The records that a client trains on, and those on which it measures
-      its accuracy; by the field `is_validation` by default.
+      its accuracy, 0 without any; the field `is_validation` by default.
     by_nearness: True if Eq. 2 weights centers by the inverse of their distance,
       instead of by their distance as printed.
     threshold: p of Eq. 3, as a fraction of the mean accuracy of all clients on
