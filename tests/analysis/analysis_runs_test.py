@@ -411,6 +411,20 @@ def test_costs_to_other_users_are_not_added_up(tmp_path, capsys):
   assert 'ml-1m: 2 private runs on the same users cost epsilon 7.5 ' in printed
 
 
+def test_curves_of_other_tasks_are_of_what_all_measured(tmp_path):
+  folders.write(tmp_path, 'a', task='movielens')
+  rounds = 'round,loss,validation_accuracy\n1,2.0,0.5\n'
+  folders.write(tmp_path, 'b', task='emnist', rounds=rounds)
+  rounds = 'round,loss,validation_rmse\n1,9.0,nan\n'
+  folders.write(tmp_path, 'c', rate=9, rounds=rounds, diverged=True)
+  runs = run_folders.find([tmp_path])
+  assert curves.default_metric(run_folders.settings(runs)) == 'loss'
+  one, _, other = runs
+  alike = run_folders.settings([one, other])
+  assert curves.default_metric(alike) == 'validation_rmse'
+  assert curves.read(other, 'validation_rmse').values.empty
+
+
 @pytest.mark.slow
 def test_the_report_needs_a_folder():
   outcome = commands.run_program(commands.command('report'))

@@ -71,7 +71,7 @@ def read(run: run_folders.RunFolder, metric: str) -> Trace:
     return Trace(pd.Series(dtype=float), run.state)
   values = pd.to_numeric(frame[metric], errors='coerce').astype(float)
   values = values[np.isfinite(values)]
-  if has_ended and values.empty:
+  if run.state == run_folders.DONE and values.empty:
     raise AnalysisError(
       f'{run.folder}: metric {metric!r} was measured in no round. Choose '
       'another one.'
@@ -136,15 +136,24 @@ def _traffic(run: run_folders.RunFolder, what: str) -> float:
 
 
 def default_metric(settings: Sequence[run_folders.Setting]) -> str:
-  """Return the metric drawn by default: of validation clients, or the loss."""
-  for setting in settings:
-    for run in setting.ended(run_folders.DONE):
-      for name in run.table().columns:
-        if name.startswith('validation_') and not name.startswith(
-          ('validation_loss', 'validation_num_')
-        ):
-          return name
-  return 'loss'
+  """Return the metric drawn by default: of validation clients, or the loss.
+
+  All runs that have ended have it: the loss, if those of their tasks differ.
+  """
+  tables = [
+    run.table()
+    for setting in settings
+    for run in setting.runs
+    if run.state != run_folders.UNFINISHED
+  ]
+  names = list(pd.concat(tables, join='inner').columns) if tables else []
+  for name in names:
+    if name.startswith('validation_') and not name.startswith(
+      ('validation_loss', 'validation_num_')
+    ):
+      return name
+  # A private run has no training loss.
+  return next((n for n in ('loss', 'validation_loss') if n in names), 'loss')
 
 
 def mean_and_deviation(traces: Sequence[Trace]) -> tuple[pd.Series, pd.Series]:
