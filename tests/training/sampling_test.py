@@ -2,12 +2,15 @@
 
 import collections
 import collections.abc
+import types
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.dp import clipping
 from tff_partial.training import sampling
 from tff_partial.training.errors import ProgramError
 
@@ -162,3 +165,21 @@ def test_impossible_cohorts_are_refused_at_once(options, expected):
   with pytest.raises(ProgramError, match=expected) as caught:
     _sampler(**options)
   assert isinstance(caught.value, errors.UserError)
+
+
+@pytest.mark.parametrize(
+  'quantile, oversample, fits',
+  [(0.5, 1.0, True), (0.8, 1.0, True), (0.9, 1.0, False), (0.9, 2.0, True)],
+)
+def test_a_quantile_that_dropout_hides_is_refused(quantile, oversample, fits):
+  clip = clipping.AdaptiveClip(quantile=quantile)
+  plan = types.SimpleNamespace(
+    clients_per_round=10, population=40, sampling=None, clipping=clip
+  )
+  ledger: Any = types.SimpleNamespace(plan=plan, simulation=False)
+  arguments = (_POPULATION, 10, 0, oversample, 0.4, ledger)
+  if fits:
+    assert sampling.planned(*arguments).dropout_rate == 0.4
+  else:
+    with pytest.raises(ProgramError, match=r'of 0\.9.* from 0\.2 to 0\.8'):
+      sampling.planned(*arguments)

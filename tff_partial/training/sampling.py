@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tff_partial import random_bits
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
 from tff_partial.training.errors import ProgramError
@@ -194,6 +195,30 @@ def planned(
     planned['poisson'] = isinstance(plan.sampling, samplings.PoissonSampling)
     if isinstance(plan.sampling, samplings.OncePerTree):
       planned['rounds_per_tree'] = plan.sampling.rounds_per_tree
-  return CohortSampler(
+  sampler = CohortSampler(
     client_ids, clients_per_round, seed, oversample, dropout_rate, **planned
   )
+  if privacy is not None:
+    _check_quantiles(sampler, privacy.plan.clipping)
+  return sampler
+
+
+def _check_quantiles(
+  sampler: CohortSampler, clipping: clipping_lib.Clippings
+) -> None:
+  """Refuse quantiles that an adaptive clip cannot reach without some clients.
+
+  Shares are of the expected number of clients; missing ones count as half
+  clipped, so that the clip would grow, or shrink, in every round.
+  """
+  half = max(0.0, 1.0 - sampler.oversample * (1.0 - sampler.dropout_rate)) / 2.0
+  for how in clipping_lib.parts_of(clipping).values():
+    if not isinstance(how, clipping_lib.AdaptiveClip):
+      continue
+    if not half <= how.quantile <= 1.0 - half:
+      raise ProgramError(
+        f'dropout_rate={sampler.dropout_rate}: clients that do not answer '
+        'count as half clipped, so that an adaptive clip never comes to a '
+        f'quantile of {how.quantile}. Give one from {half:.3g} to {1.0 - half:.3g}, or '
+        'FixedClip; without Poisson sampling, oversample.'
+      )
