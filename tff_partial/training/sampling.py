@@ -219,6 +219,6 @@ def _check_quantiles(
       raise ProgramError(
         f'dropout_rate={sampler.dropout_rate}: clients that do not answer '
         'count as half clipped, so that an adaptive clip never comes to a '
-        f'quantile of {how.quantile}. Give one from {half:.3g} to {1.0 - half:.3g}, or '
-        'FixedClip; without Poisson sampling, oversample.'
+        f'quantile of {how.quantile}. Give one from {half:.3g} to '
+        f'{1.0 - half:.3g}, or FixedClip; without Poisson sampling, oversample.'
       )
