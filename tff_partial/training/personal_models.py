@@ -290,9 +290,10 @@ def _at_home(
   own = phases_of(work.work, process.model, rounds) if work is not None else []
   if not own or work is None:
     raise ProgramError(
-      "The process trains nothing that is a client's own, so that all clients "
-      'would have the same model, `model.to_keras(result.best_weights)`. Pass '
-      '`evaluation=`, for instance one of fine-tuning.'
+      "No phase of the process trains what is a client's own, so that clients "
+      'would have the same model, `model.to_keras(result.best_weights)`, '
+      'unless they keep one all the same, as in MR-MTL. Pass `evaluation=`: '
+      'that of the algorithm, or for instance one of fine-tuning.'
     )
   # A copy that is neither kept nor measured is an intermediate step.
   keeps_copy = tiers.PERSONAL in work.remembered_names
