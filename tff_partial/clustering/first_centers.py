@@ -42,12 +42,7 @@ def draw(
     return (
       place + 1,
       tf.tensor_scatter_nd_update(chosen, [[place]], [row]),
-      tf.minimum(
-        distances,
-        tf.reduce_sum(
-          tf.math.squared_difference(points, tf.gather(points, row)), -1
-        ),
-      ),
+      tf.minimum(distances, row_blocks.squared_distances(points, points, row)),
     )
 
   def goes_on(
