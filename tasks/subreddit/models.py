@@ -134,11 +134,9 @@ def _read(text: Any, vocabulary_size: int, sizes: DocumentSizes) -> Any:
         name=f'ngram_embedding_{length}',
       )(ngrams)
     )
-  said = (
-    layers.Concatenate(name='embeddings')(places)
-    if len(places) > 1
-    else places[0]
-  )
+  said = places[0]
+  if len(places) > 1:
+    said = layers.Concatenate(name='embeddings')(places)
   if sizes.place_dropout:
     said = layers.Dropout(
       sizes.place_dropout,

@@ -75,8 +75,7 @@ def degree_of_agreement(
   indicator counts them as disagreeing, `tie=0`, which costs much if answers
   have few values. The printed factor |U_c1| |U_c2| / sum I turns a mean over
   all pairs into one over those who both answered, which a ratio of counts is
-  already. The printed mean divides by all attributes; here those without a pair
-  are left out.
+  already. The printed mean divides by all attributes, ours by those with pairs.
 
   Args:
     hidden: h, floats `[users, attributes]`.
