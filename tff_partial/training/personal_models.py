@@ -290,7 +290,7 @@ def _at_home(
   own = phases_of(work.work, process.model, rounds) if work is not None else []
   if not own or work is None:
     raise ProgramError(
-      "No phase of the process trains what is a client's own, so that clients "
+      "The process trains nothing that is a client's own, so that clients "
       'would have the same model, `model.to_keras(result.best_weights)`, '
       'unless they keep one all the same, as in MR-MTL. Pass `evaluation=`: '
       'that of the algorithm, or for instance one of fine-tuning.'
