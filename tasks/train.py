@@ -13,6 +13,7 @@ import sys
 from absl import logging
 
 from tasks.errors import OptionError
+from tasks.experiment.command_line.arguments import spelled
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import DryRun
@@ -24,7 +25,7 @@ def main(config: Config, output: Output, plan: DryRun) -> None:
   if not (plan.dry_run or output.output_dir):
     raise OptionError('--output_dir: name a folder for what the run writes.')
   print(_announced(config, output, plan), flush=True)
-  written = {a.lstrip('-').partition('=')[0] for a in sys.argv if a[:1] == '-'}
+  written = {a.removeprefix('--').split('=')[0] for a in spelled(sys.argv)}
   for flag in sorted(config.without_effect() & written):
     logging.warning(
       '--%s has no effect: %s trains no local weights, nor do its evaluations.',

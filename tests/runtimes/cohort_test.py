@@ -719,6 +719,7 @@ def test_columns_are_a_sequence_of_values_of_their_own(plain):
     actual[3]
   with pytest.raises(ValueError, match='read-only'):  # It would be lost.
     actual[0]['vectors'][0][:] = 7.0
+  np.testing.assert_array_equal(actual[0]['vectors'][0], [0.0, 0.0])
   assert numbers == [4, 5] and numbers != [4] and numbers != 4
   assert pickle.loads(pickle.dumps(numbers)) == [4, 5]
   assert repr(numbers) == repr(list(numbers))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import math
 import os
 import pathlib
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,14 +147,13 @@ def default_metric(settings: Sequence[run_folders.Setting]) -> str:
     for run in setting.runs
     if run.state != run_folders.UNFINISHED
   ]
-  names = list(pd.concat(tables, join='inner').columns) if tables else []
-  for name in names:
-    if name.startswith('validation_') and not name.startswith(
-      ('validation_loss', 'validation_num_')
-    ):
-      return name
+  names = list(tables[0]) if tables else []
   # A private run has no training loss.
-  return next((n for n in ('loss', 'validation_loss') if n in names), 'loss')
+  for kind in ('validation_(?!loss|num_)', 'loss$', 'validation_loss$'):
+    for name in names:
+      if re.match(kind, name) and all(name in table for table in tables):
+        return name
+  return 'loss'
 
 
 def mean_and_deviation(traces: Sequence[Trace]) -> tuple[pd.Series, pd.Series]:

@@ -212,10 +212,9 @@ def _check_quantiles(
   clipped, so that the clip would grow, or shrink, in every round.
   """
   half = max(0.0, 1.0 - sampler.oversample * (1.0 - sampler.dropout_rate)) / 2.0
+  adapts = clipping_lib.AdaptiveClip
   for how in clipping_lib.parts_of(clipping).values():
-    if not isinstance(how, clipping_lib.AdaptiveClip):
-      continue
-    if not half <= how.quantile <= 1.0 - half:
+    if isinstance(how, adapts) and not half <= how.quantile <= 1.0 - half:
       raise ProgramError(
         f'dropout_rate={sampler.dropout_rate}: clients that do not answer '
         'count as half clipped, so that an adaptive clip never comes to a '

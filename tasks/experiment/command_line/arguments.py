@@ -95,7 +95,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
   """
   expanded = recipes.expand(arguments)
   try:
-    expanded = _spelled(
+    expanded = spelled(
       flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
     )
   except (flags.Error, OSError):
@@ -106,7 +106,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
       before, after = expanded[: places[-1]], expanded[places[-1] :]
       unread = unread_beside({flag: after[0].partition('=')[2]})
       kept = _without(before, unread)
-      for written in _spelled(sys.argv):
+      for written in spelled(sys.argv):
         if written in before and written not in kept:
           logging.warning('%s: left out, as %s follows.', written, after[0])
       expanded = [*kept, *after]
@@ -117,9 +117,9 @@ def expand(arguments: Sequence[str]) -> list[str]:
   return [*without_unread(before, algorithm_of(after)), *after]
 
 
-def _spelled(arguments: Sequence[str]) -> list[str]:
+def spelled(arguments: Sequence[str]) -> list[str]:
   """Spell `--flag value` and `-flag=value` as `--flag=value`, up to `--`."""
-  pending, spelled = list(arguments), list[str]()
+  pending, found = list(arguments), list[str]()
   while pending and pending[0] != '--':
     argument = pending.pop(0)
     name, equals, value = argument.lstrip('-').partition('=')
@@ -128,8 +128,8 @@ def _spelled(arguments: Sequence[str]) -> list[str]:
       if pending and not equals and choice.kind is not bool:
         equals, value = '=', pending.pop(0)
       argument = f'--{name}{equals}{value}'
-    spelled.append(argument)
-  return spelled + pending
+    found.append(argument)
+  return found + pending
 
 
 def _places(arguments: Sequence[str], flag: str) -> list[int]:
