@@ -530,6 +530,29 @@ def test_threads_do_not_share_variables(runtimes):
   assert len(found) == 20
 
 
+@pytest.mark.parametrize('jit', [False, True])
+@pytest.mark.parametrize('placement', [tff.SERVER, tff.CLIENTS])
+def test_two_calls_do_not_share_variables(placement, jit, runtimes):
+  @tff.tensorflow.computation(np.int32)
+  def later(value):
+    variable = tf.Variable(0)
+    with tf.control_dependencies([variable.assign(value)]):
+      done = tf.while_loop(lambda i: i < 20_000, lambda i: (i + 1,), [0])
+    with tf.control_dependencies(done):
+      return variable.read_value()
+
+  placed = tff.FederatedType(np.int32, placement)
+
+  @tff.federated_computation(placed, placed)
+  def both(one, other):
+    return tff.federated_map(later, one), tff.federated_map(later, other)
+
+  given = ([3], [5]) if placement is tff.CLIENTS else (3, 5)
+  with runtimes[jit]:
+    for _ in range(3):
+      assert tuple(both(*given)) == given
+
+
 def test_functions_may_be_arguments(runtimes, log):
   @tff.federated_computation(tff.FunctionType(np.int32, np.int32), np.int32)
   def twice(function, x):

@@ -23,7 +23,7 @@ from tff_partial.runtimes.xla import conditionals
 from tff_partial.runtimes.xla import doubts
 from tff_partial.runtimes.xla import reductions
 
-_serial = itertools.count()
+_serial = itertools.count(1)
 # TensorFlow's name for a variable without a shared name.
 _ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 
@@ -71,8 +71,6 @@ class Leaf:
       else []
     )
     operations.check_resources(self._graph_def, self._initializer, self._inputs)
-    if self.owns_resources:
-      _separate_resources(self._graph_def)
     self.is_random = operations.draws(self._graph_def) is not None
     self._outputs = typed_values.leaves(self._result)
     parameter = self.type_signature.parameter
@@ -100,10 +98,13 @@ class Leaf:
   def _function(self, flat: Sequence[Any]) -> '_Imported':
     """Return the graph, with open dimensions of its type as in `flat`."""
     shapes = tuple(tuple(leaf.shape) for leaf in flat) if self._is_open else ()
-    key = (shapes, reductions.are_folded())
+    # TensorFlow runs calls in one graph at once, so none shares its variables.
+    call = self.owns_resources and next(_serial)
+    key = (shapes, reductions.are_folded(), call)
     if key not in self._functions:
+      graph_def = self._with_shapes(shapes) if shapes else self._graph_def
       self._functions[key] = _Imported(
-        self._with_shapes(shapes) if shapes else self._graph_def,
+        _with_own_resources(graph_def, call) if call else graph_def,
         self._inputs,
         self._outputs,
         self._initializer,
@@ -205,15 +206,19 @@ def _tensor_names(binding: Any) -> Any:
   return []
 
 
-def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Keep variables of equal names in different leaves apart."""
-  prefix = f'cohort_leaf_{next(_serial)}'
-  for node in graph_def.node:
+def _with_own_resources(
+  graph_def: tf.compat.v1.GraphDef, call: int
+) -> tf.compat.v1.GraphDef:
+  """Return a graph whose variables are apart from those of other calls."""
+  own = tf.compat.v1.GraphDef()
+  own.CopyFrom(graph_def)
+  for node in own.node:
     if 'shared_name' in node.attr:
       name = node.attr['shared_name'].s.decode()
       if name in ('', _ANONYMOUS):
         name = node.name
-      node.attr['shared_name'].s = f'{prefix}/{name}'.encode()
+      node.attr['shared_name'].s = f'cohort_call_{call}/{name}'.encode()
+  return own
 
 
 _TRACED = re.compile(r'__(?:inference|forward)_(.+?)_\d+$')
