@@ -147,7 +147,7 @@ def default_metric(settings: Sequence[run_folders.Setting]) -> str:
     for run in setting.runs
     if run.state != run_folders.UNFINISHED
   ]
-  names = list(tables[0]) if tables else []
+  names = list(map(str, tables[0])) if tables else []
   # A private run has no training loss.
   for kind in ('validation_(?!loss|num_)', 'loss$', 'validation_loss$'):
     for name in names:

@@ -99,7 +99,7 @@ class Leaf:
     """Return the graph, with open dimensions of its type as in `flat`."""
     shapes = tuple(tuple(leaf.shape) for leaf in flat) if self._is_open else ()
     # TensorFlow runs calls in one graph at once, so none shares its variables.
-    call = self.owns_resources and next(_serial)
+    call = next(_serial) if self.owns_resources else 0
     key = (shapes, reductions.are_folded(), call)
     if key not in self._functions:
       graph_def = self._with_shapes(shapes) if shapes else self._graph_def
