@@ -52,6 +52,7 @@ def test_clients_without_query_examples_are_counted(model, others, caplog):
   result = train()
   assert not result.diverged
   assert result.train['num_clients'] == 3
+  assert [row['num_without_query'] for row in result.history] == [3, 3]
   assert result.validation['num_without_query'] == 3
   said = [record.getMessage() for record in caplog.records]
   said = [text for text in said if '3 of 6 clients have no query' in text]

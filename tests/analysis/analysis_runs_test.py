@@ -302,6 +302,15 @@ def test_clients_that_are_not_finite_load_and_send(tmp_path):
   assert list(trace.values.index) == [75.0, 150.0]
 
 
+def test_clients_load_and_send_whether_they_count_or_are_waited_for(tmp_path):
+  # Without query examples they send zeros; of 8 that load, 5 are joined.
+  rounds = 'round,loss,num_clients,num_without_query\n1,3.0,5,\n2,2.0,3,2\n'
+  more = {**_counted(), 'clients_asked': 8}
+  folders.write(tmp_path, 'run', rounds=rounds, more=more)
+  (trace,) = _over(tmp_path, curves.PARAMETERS)
+  assert list(trace.values.index) == [8 * 10 + 5 * 5, 2 * (8 * 10 + 5 * 5)]
+
+
 @pytest.mark.filterwarnings('error')
 def test_a_setting_without_a_run_that_has_ended_has_no_curve(tmp_path):
   folders.write(tmp_path, 'run', rounds=_OF_CLIENTS, ended=False)

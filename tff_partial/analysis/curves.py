@@ -30,6 +30,9 @@ _FEW_POINTS = 30
 ROUNDS, PARAMETERS, BYTES = 'rounds', 'parameters', 'bytes'
 OVER = (ROUNDS, PARAMETERS, BYTES)
 
+# Columns of clients that load the model and send something: those that do not
+# count send zeros.
+_JOINED = ('num_clients', 'num_not_finite', 'num_without_query')
 _VALIDATION, _OF_VALIDATION = 'validation_', 'validation'
 _EPSILON = 'privacy/epsilon'
 _PANELS_A_ROW = 3
@@ -116,8 +119,7 @@ def _traffic(run: run_folders.RunFolder, what: str) -> float:
   """Return the traffic of all clients of a round, averaged over rounds."""
   counted = (run.result or {}).get('communication')
   table = run.table()
-  clients = table.get('num_clients')
-  if counted is None or clients is None:
+  if counted is None or 'num_clients' not in table:
     raise AnalysisError(
       f'{run.folder}: the run does not say what its clients load and send. '
       'Draw its curve over rounds.'
@@ -131,9 +133,10 @@ def _traffic(run: run_folders.RunFolder, what: str) -> float:
   up = counted[f'upload_{what}']
   if what == BYTES:
     up = counted.get('upload_bytes_by_rows', up)
-  # Those that are not finite load the model, and send zeros.
-  clients = clients + table.get('num_not_finite', 0)
-  return float(clients.mean()) * (counted[f'download_{what}'] + up)
+  joined = float(table.filter(items=_JOINED).sum(axis=1).mean())
+  # More are asked in a run with --oversample or --dropout_rate.
+  asked = (run.result or {}).get('clients_asked', joined)
+  return float(asked * counted[f'download_{what}'] + joined * up)
 
 
 def default_metric(settings: Sequence[run_folders.Setting]) -> str:

@@ -136,6 +136,7 @@ class TrainingLoop:
     train = evaluation_sets.pooled(nested['client_work']['train'])
     size = evaluation.num_measured(train)
     if size < len(cohort):
+      train['num_without_query'] = len(cohort) - size
       self._note_without_query(number, len(cohort), size)
     run.note_training(train, len(cohort) if size else 0, self.stop)
     row = {n: v for n, v in metrics.items() if not n.startswith(_TRAIN)}

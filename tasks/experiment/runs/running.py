@@ -28,6 +28,7 @@ from tff_partial.analysis.communication import communication
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
+from tff_partial.training import sampling
 
 _JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
 
@@ -353,6 +354,9 @@ def _description(
     'seed': config.seed,
     'rounds': trained.rounds,
     'clients_per_round': trainable.clients_per_round,
+    'clients_asked': sampling.num_asked(
+      trainable.clients_per_round, config.loop.oversample
+    ),
     'runtime': config.runtime.runtime,
     'jit': config.runtime.jit,
     'diverged': trained.diverged,
