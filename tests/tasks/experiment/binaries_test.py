@@ -96,10 +96,8 @@ def fixture_trained():
 def test_a_run_leaves_a_result(trained):
   result = read(trained.folder)
   run = {'task': 'movielens', 'algorithm': 'fed_recon', 'seed': 0, 'rounds': 6}
-  how = {
-    **{'clients_per_round': 5, 'clients_asked': 5},
-    **{'runtime': 'cohort', 'jit': 'false'},
-  }
+  asked = {'clients_per_round': 5, 'clients_asked': 5}
+  how = {**asked, 'runtime': 'cohort', 'jit': 'false'}
   expected = {**run, **how, 'diverged': False, 'privacy': None}
   assert result.items() >= expected.items()
   assert result['data']['ratings'] == 35_640
