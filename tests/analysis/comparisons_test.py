@@ -185,12 +185,23 @@ def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
   assert '40 by FedAvg, 24 by Ditto (own)' in caplog.text
 
 
-def test_bytes_that_are_not_all_counted_are_not_shown(monkeypatch) -> None:
-  sent = {'download_bytes': 8, 'upload_bytes': 4, 'upload_not_counted': ['d']}
+@pytest.mark.parametrize(
+  ('counted', 'up'),
+  [
+    ({'upload_not_counted': ['d']}, np.nan),
+    ({'upload_bytes_by_rows': 2.5}, 2.5),
+    ({'upload_bytes_by_rows': 2.5, 'upload_not_counted': ['d']}, np.nan),
+  ],
+)
+def test_bytes_are_of_what_is_sent_and_counted(
+  monkeypatch, counted, up
+) -> None:
+  sent = {'download_bytes': 8, 'upload_bytes': 4, **counted}
   monkeypatch.setattr(comparing, 'communication', lambda *_: sent)
   result = mock.MagicMock(history=[{'seconds_round': 1.0}])
   costs = comparing._costs(result, None)
-  assert costs['download_bytes'] == 8 and np.isnan(costs['upload_bytes'])
+  assert costs['download_bytes'] == 8
+  np.testing.assert_equal(costs['upload_bytes'], up)
 
 
 def _one_method(

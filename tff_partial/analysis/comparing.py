@@ -170,11 +170,12 @@ def _costs(
   """Return how a run ended, and bytes and seconds of a round."""
   sent = communication(result.process, data)
   is_whole = 'upload_not_counted' not in sent  # Drafts are not.
+  up = sent.get('upload_bytes_by_rows', sent['upload_bytes'])
   return {
     'diverged': result.diverged,
     'best_round': result.best_round,
     'download_bytes': sent['download_bytes'],
-    'upload_bytes': sent['upload_bytes'] if is_whole else np.nan,
+    'upload_bytes': up if is_whole else np.nan,
     # Of all rounds, also those of an earlier call.
     'seconds_round': np.median(
       [row['seconds_round'] for row in result.history]
