@@ -52,6 +52,14 @@ def test_where_early_stopping_ends_a_run(options, losses, expected):
   assert _ends_at(stopping, *losses) == expected
 
 
+def test_a_last_round_between_evaluations_does_not_count():
+  # A longer run, which does not measure it, would go on.
+  measured = {'loss': 2.0, 'num_clients': 9, 'num_not_finite': 0}
+  validations = {10: {**measured, 'loss': 1.0}, 20: measured, 25: measured}
+  result = callbacks.RoundResult(25, {}, validations, lambda: 'w')
+  assert not callbacks.EarlyStopping(patience=2)(result)
+
+
 def test_to_lose_clients_is_no_improvement():
   stopping = callbacks.EarlyStopping(patience=1)
   assert stopping(_result([1.0, 0.5], lost={2: 4}))

@@ -89,6 +89,8 @@ class EarlyStopping:
     """Return True to end the run after this round."""
     if result.round not in result.validations:
       return False
+    if result.round % min(result.validations):
+      return False  # A last round, which a longer run would not measure.
     better = selection.Selection(self.metric, self.higher_is_better)
     best: Mapping[str, Any] | None = None
     waited = 0
