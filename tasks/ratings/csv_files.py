@@ -161,7 +161,9 @@ def _whole_or_not(texts: pd.Series) -> pd.Series:
     found = texts
   # Integers are exact, but beyond 2**53 not beside fractions.
   if found.dtype == object or (found.dtype.kind == 'f' and not found.is_unique):
-    return texts.map(decimal.Decimal)
+    # NaN, as of a wrong number, if an exponent has too many digits.
+    context = decimal.Context(traps=[])
+    return texts.map(lambda text: decimal.Decimal(text, context))
   return found
 
 

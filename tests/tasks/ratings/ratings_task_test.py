@@ -139,6 +139,10 @@ def test_long_numbers_are_times_in_their_order(tmp_path, times):
       f'{_HEAD},time\na,b,1,2001-02-03\na,c,2,now\n',
       "line 3: 'time' should be a number or a date .*, found 'now'",
     ),
+    (
+      f'{_HEAD},time\na,b,1,.5\na,c,2,5e-1\na,d,2,1e99999999999999999999\n',
+      "line 4: 'time' should be a number or a date .*, found '1e9999",
+    ),
     (b'user,item,rating\na,b\xff,1\n', 'byte 0xff .*save it as UTF-8'),
     (f'{_HEAD}\na,"b,1\n', 'EOF inside string starting at row 1'),
     ('user\titem, rating\n', 'no columns could be the user'),
