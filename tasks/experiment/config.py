@@ -222,12 +222,14 @@ class Config(Options):
     """
     personalises = (
       self.how.personal is not None
-      or 'tuning_learning_rate' in self.how.reads
       # New users reconstruct, and clients train the tables that they keep.
       or self.user_form == tasks_lib.TABLE
       or isinstance(self.task, UserModelingOptions)
     )
     of_local = [f for f in self.local.flags() if 'reconstruction_' in f]
+    if self.local.tuning_learning_rate is not None:
+      # Passes and steps are also those of tuning.
+      of_local = [*self.local.reconstruction.flags()]
     return frozenset() if personalises else frozenset(of_local)
 
   def leaks(self) -> Iterator[Leak]:

@@ -80,7 +80,9 @@ def test_an_algorithm_reads_what_it_says(name, monkeypatch):
   special = {f for each in algorithms.ALGORITHMS.values() for f in each.reads}
   assert read & special == set(algorithm.reads)
   assert not read & set(algorithm.ignores)
-  assert not read & Config(algorithm=name).without_effect()
+  tuned = 'tuning_learning_rate' in algorithm.reads
+  local = LocalTraining(tuning_learning_rate=0.1 if tuned else None)
+  assert not read & Config(algorithm=name, local=local).without_effect()
   of_server = set(building.JOINING)
   if not algorithm.ignores:
     assert read & of_server
@@ -125,6 +127,14 @@ def test_a_flag_of_another_algorithm_is_refused(make):
 def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
   with pytest.raises(OptionError, match=f'{flag.split("=")[0]}=.*{algorithm}'):
     parse([flag, f'--algorithm={algorithm}'])
+
+
+def test_a_memory_reads_flags_of_local_steps_for_tuning_alone():
+  assert 'reconstruction_steps' in Config(algorithm='knn_per').without_effect()
+  given = ['--algorithm=ngram_cache', '--tuning_learning_rate=0.1']
+  found = parse(given).without_effect()
+  assert 'reconstruction_learning_rate' in found
+  assert 'reconstruction_steps' not in found
 
 
 def test_a_memory_without_a_rate_tunes_nothing():
