@@ -16,11 +16,14 @@ from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
 from tff_partial.terms import proximal
 
+# mu, by default.
+PENALTY = 0.1
+
 
 def build_fed_prox(
   model: models.PartialModel,
   *,
-  penalty: float = 0.1,
+  penalty: float = PENALTY,
   training: Phase = Phase(),
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,

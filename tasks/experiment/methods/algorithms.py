@@ -174,9 +174,9 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'ditto': _kept(
     'ditto',
     building.trained_by(
-      'build_ditto', building.PENALTY, training=_GLOBAL, personal=_PERSONAL
+      'build_ditto', building.of_penalty, training=_GLOBAL, personal=_PERSONAL
     ),
-    building.PENALTY,
+    building.of_penalty,
     reads=('penalty',),
   ),
   'p_fed_me': building.Algorithm(
@@ -227,8 +227,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'mr_mtl': _kept(
     'mr_mtl',
-    building.trained_by('build_mr_mtl', building.PENALTY, training=_GLOBAL),
-    building.PENALTY,
+    building.trained_by('build_mr_mtl', building.of_penalty, training=_GLOBAL),
+    building.of_penalty,
     reads=('penalty',),
   ),
   'pp_sgd': _kept(
@@ -255,11 +255,11 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     'apfl',
     building.trained_by(
       'build_apfl',
-      building.MIXTURE,
+      building.of_apfl,
       training=_GLOBAL,
       personal=LocalTraining.of_personal_as_global,
     ),
-    building.MIXTURE,
+    building.of_apfl,
     reads=('mixture', 'mixture_learning_rate'),
   ),
   'fed_dbe': _kept(

@@ -63,8 +63,8 @@ Measure: TypeAlias = (
 Arguments: TypeAlias = Mapping[str, Any]
 
 # The size of a penalty, if one is given; and the arguments of APFL.
-PENALTY = operator.attrgetter('hyperparameters.penalty_argument')
-MIXTURE = operator.attrgetter('hyperparameters.mixture_arguments')
+of_penalty = operator.attrgetter('hyperparameters.penalty_argument')
+of_apfl = operator.attrgetter('hyperparameters.mixture_arguments')
 
 
 class Measuring(TypedDict, total=False):
@@ -219,14 +219,14 @@ def of_scaffold(run: Setting) -> Arguments:
 
 
 def of_fed_dyn(run: Setting) -> Arguments:
-  return {'participation': 1.0 - run.memory, **PENALTY(run)}
+  return {'participation': 1.0 - run.memory, **of_penalty(run)}
 
 
 def penalty_of_p_fed_me(run: Setting) -> Arguments:
   """Return the penalty; by default none by which w moves beyond theta."""
   rate = run.local.update.learning_rate
   usual = tff_partial.algorithms.p_fed_me.PENALTY
-  given = PENALTY(run)
+  given = of_penalty(run)
   return given if given or rate <= 1 / usual else {'penalty': 1 / rate}
 
 
@@ -248,7 +248,7 @@ def adaptive(run: Setting) -> Arguments:
 
 
 def penalty_and_features(run: Setting) -> Arguments:
-  return {**PENALTY(run), 'features': _features}
+  return {**of_penalty(run), 'features': _features}
 
 
 def nothing(run: Setting) -> Arguments:

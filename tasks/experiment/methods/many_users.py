@@ -22,9 +22,6 @@ if TYPE_CHECKING:
   from tff_partial import processes
   from tff_partial.model import models
 
-# mu of FedProx, the default of `build_fed_prox`.
-_FED_PROX_PENALTY = 0.1
-
 
 def _keeps_tables(model: models.PartialModel, run: Setting) -> bool:
   return run.task.keeps_tables and tff_partial.tiers.LOCAL in model.tiers
@@ -48,9 +45,11 @@ def fed_prox(
 ) -> processes.PartialProcess:
   """Build FedProx; tables that clients keep are trained without the penalty."""
   if _keeps_tables(model, run):
+    from baselines import fed_prox as usual  # Slow, as it imports TFF.
+
     penalty = run.hyperparameters.penalty
     if penalty is None:
-      penalty = _FED_PROX_PENALTY
+      penalty = usual.PENALTY
     training = dataclasses.replace(
       run.local.of_both(), terms=(tff_partial.terms.proximal(penalty),)
     )
