@@ -23,7 +23,7 @@ from tasks.experiment.command_line.program import Program
 from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
-from tasks.shared_options import SYNTHETIC
+from tasks.shared_options import data_name
 from tff_partial import analysis
 
 if TYPE_CHECKING:
@@ -96,10 +96,7 @@ def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
 
 def _data(run: run_folders.RunFolder) -> str | None:
   """Return the name of a run's data set; None if unknown."""
-  if run.setting('data') == SYNTHETIC:
-    return SYNTHETIC
-  given = run.setting('csv') or run.setting('data_set')
-  return pathlib.PurePath(given).name or run.data
+  return data_name(run.flags) or run.data
 
 
 def _unlike(settings: Sequence[run_folders.Setting]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import os
+import pathlib
 import pkgutil
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +20,13 @@ SEEN, UNSEEN = 'seen', 'unseen'
 # Of exported models.
 FORMATS = ('saved_model', 'tflite')
 PROTOCOLS = (UNSEEN, SEEN)
+
+
+def data_name(flags: Mapping[str, Any]) -> str:
+  """Return the name of the data that flags choose; '' if they name none."""
+  if flags.get('data') == SYNTHETIC:
+    return SYNTHETIC
+  return pathlib.PurePath(flags.get('csv') or flags.get('data_set') or '').name
 
 
 def _shared(flag: str, text: str, **limits: Any) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ from tasks.experiment.runs.folder import Folder
 from tasks.options import option
 from tasks.options import Options
 from tasks.searching import plan as plans
+from tasks.shared_options import data_name
 from tff_partial_programs import recipes
 
 
@@ -153,7 +154,8 @@ def planned(
     for setting in settings(grid):
       own = {n: flags.argument(n, value) for n, value in setting.items()}
       arguments = [f'--recipe={recipe}'] if recipe else []
-      arguments = command_line.expand([*arguments, *passed_on, *own.values()])
+      written = [*passed_on, *own.values()]
+      arguments = command_line.expand([*arguments, *written], written)
       runs.append((recipe, setting, own, arguments))
   chosen = {command_line.algorithm_of(arguments) for *_, arguments in runs}
   todo: dict[str, list[str]] = {}
@@ -181,7 +183,8 @@ def planned(
 def _run(binary: str, *arguments: str) -> int:
   """Run a binary in a new process, and return its exit status."""
   command = [sys.executable, '-m', binary, *arguments]
-  return subprocess.run(command, check=False).returncode
+  environment = {**os.environ, command_line.OF_SWEEP: 'true'}
+  return subprocess.run(command, check=False, env=environment).returncode
 
 
 def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
@@ -227,14 +230,21 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
     what: The word for what trains them, such as 'search'.
 
   Returns:
-    A line for each task with private runs.
+    A line for each task and data set with private runs.
   """
-  by_task: dict[str, list[Privacy]] = {}
+  costs: dict[str, list[tuple[str, Privacy]]] = {}
   for config in configs:
     if config.privacy.is_on:
-      by_task.setdefault(config.task.name, []).append(config.privacy)
+      one = data_name(config.flags()), config.privacy
+      costs.setdefault(config.task.name, []).append(one)
+  by_data = {
+    # Data without a name may be any.
+    (task, data): [each for name, each in of_task if name in ('', data)]
+    for task, of_task in costs.items()
+    for data in sorted({name for name, _ in of_task if name}) or ['']
+  }
   lines = []
-  for task, private in by_task.items():
+  for data, private in by_data.items():
     each = 'as much as its noise says, see result.json; they add up'
     targets = [
       one.target_epsilon for one in private if one.target_epsilon is not None
@@ -248,10 +258,10 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
         f', together up to epsilon {math.fsum(targets):g} at delta '
         f'{math.fsum(one.delta for one in private):.3g} by their sum'
       )
-    of_task = f' of {task}' if len(by_task) > 1 else ''
+    of = f' of {": ".join(filter(None, data))}' if len(by_data) > 1 else ''
     lines.append(
       f'WARNING: the runs are private, and each of the {len(private)} {runs}'
-      f'{of_task} costs the same users {each}. Only a {what} on public or '
+      f'{of} costs the same users {each}. Only a {what} on public or '
       'invented data costs nothing.'
     )
   return lines
@@ -274,10 +284,12 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   for name in sweep.recipes:
     recipes.path(name)
   todo = planned(sweep.recipes, sweep.grid, _passed_on)
+  written = [*command_line.spelled(_passed_on), *sweep.grid]
   configs = []
   for arguments in todo.values():
     with contextlib.suppress(OptionError):  # Its run says so.
       configs.append(command_line.parse(arguments))
+      command_line.warn_without_effect(configs[-1], written)
   for line in cost(configs, 'runs', 'sweep'):
     print(line, flush=True)
   for number, (name, arguments) in enumerate(todo.items(), 1):

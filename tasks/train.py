@@ -10,10 +10,8 @@ of their own are set by `--set=NAME=VALUE`; --helpfull lists them.
 import pathlib
 import sys
 
-from absl import logging
-
 from tasks.errors import OptionError
-from tasks.experiment.command_line.arguments import spelled
+from tasks.experiment.command_line import arguments
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import DryRun
@@ -25,13 +23,7 @@ def main(config: Config, output: Output, plan: DryRun) -> None:
   if not (plan.dry_run or output.output_dir):
     raise OptionError('--output_dir: name a folder for what the run writes.')
   print(_announced(config, output, plan), flush=True)
-  written = {a.removeprefix('--').split('=')[0] for a in spelled(sys.argv)}
-  for flag in sorted(config.without_effect() & written):
-    logging.warning(
-      '--%s has no effect: %s trains no local weights, nor do its evaluations.',
-      flag,
-      config.algorithm,
-    )
+  arguments.warn_without_effect(config, arguments.spelled(sys.argv))
   # Slow, since they import TensorFlow.
   from tasks import ratings_outputs
   from tasks.experiment.runs import dry_run

@@ -142,11 +142,13 @@ def _run_trial(
   value, state = None, states.PRUNED
   try:
     try:
-      arguments = command_line.expand([*plan.arguments, *chosen])
+      written = [*plan.arguments, *chosen]
+      arguments = command_line.expand(written, written)
       if 'algorithm' in trial.params:
         algorithm = command_line.algorithm_of(arguments)
         arguments = command_line.without_unread(arguments, algorithm)
-      command_line.parse(arguments)
+      config = command_line.parse(arguments)
+      command_line.warn_without_effect(config, command_line.spelled(written))
     except OptionError as error:
       raise _Ended(str(error)) from error
     # Values from before a kill.

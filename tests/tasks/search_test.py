@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import json
 import math
+import os
 import pathlib
 import shutil
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from tasks import sweep
 from tasks.errors import OptionError
+from tasks.experiment.command_line import arguments as command_line
 from tasks.searching import plan as plans
 from tasks.searching import reporting
 from tasks.searching import trials
@@ -402,6 +404,44 @@ def test_private_grids_are_warned_of(tmp_path, monkeypatch):
   assert 'together up to epsilon 18 at delta 6e-05' in varied
   assert 'they add up' in said(seeds, given=('--noise_multiplier=1',))
   assert 'WARNING' not in said(seeds)
+
+
+def test_users_of_other_data_are_others():
+  private = [
+    command_line.parse(['--target_epsilon=8', *data])
+    for data in (['--data_set=ml-1m'], ['--data_set=ml-100k'], [])
+  ]
+  small, large = sweep.cost(private, 'runs', 'sweep')
+  # Data without a name may be any.
+  assert 'each of the 2 runs of movielens: ml-100k costs' in small
+  assert 'each of the 2 runs of movielens: ml-1m costs' in large
+  assert 'together up to epsilon 16 ' in large
+
+
+def test_a_sweep_warns_once_of_what_was_written(tmp_path, monkeypatch, caplog):
+  started = []
+  monkeypatch.setattr(
+    sweep.subprocess,
+    'run',
+    lambda command, env, **_: started.append((command, env)) or mock.Mock(),
+  )
+  written = ('--support_share=0.3', '--split=same', '--reconstruction_steps=3')
+  run_here(
+    *('sweep', f'--sweep_dir={tmp_path}', '--grid=seed=0,1', '--'),
+    *('--recipe=mnist_preference_global', f'--data_dir={tmp_path}', *written),
+  )
+  assert caplog.messages == [
+    '--support_share=0.3: left out, as --split=same follows.',
+    '--reconstruction_steps has no effect: fed_avg trains no local weights, '
+    'nor do its evaluations.',
+  ]
+  # Its runs do not, although their command lines have the recipe's flags.
+  for (_, _, _, *arguments), environment in started[:2]:
+    for name in set(environment) - set(os.environ):
+      monkeypatch.setenv(name, environment[name])
+    outcome = run_here('train', *arguments)
+    commands.is_for_users(outcome, str(tmp_path))
+  assert len(caplog.messages) == 2
 
 
 def test_flags_of_the_runs_of_a_sweep_follow_two_dashes(tmp_path):

@@ -1,6 +1,7 @@
 """Command lines as lists of arguments: recipes, flagfiles, other algorithms."""
 
 from collections.abc import Collection, Sequence
+import functools
 import os
 import pathlib
 import sys
@@ -22,6 +23,9 @@ from tasks.options import SET
 from tff_partial_programs import recipes
 
 _ALGORITHM = '--algorithm='
+# Set in the environment of the runs of a sweep, which warns for all of them:
+# their flags are also those of recipes.
+OF_SWEEP = 'TFF_PARTIAL_OF_SWEEP'
 
 
 def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
@@ -76,18 +80,39 @@ def _without(
   return kept
 
 
-def expand(arguments: Sequence[str]) -> list[str]:
+@functools.cache
+def _warn(text: str) -> None:
+  """Warn once, however many runs of a sweep have the same flags."""
+  logging.warning('%s', text)
+
+
+def warn_without_effect(config: Config, written: Sequence[str]) -> None:
+  """Warn of the flags among those written that change nothing."""
+  if OF_SWEEP in os.environ:
+    return
+  names = {text.removeprefix('--').partition('=')[0] for text in written}
+  for flag in sorted(config.without_effect() & names):
+    _warn(
+      f'--{flag} has no effect: {config.algorithm} trains no local weights, '
+      'nor do its evaluations.'
+    )
+
+
+def expand(
+  arguments: Sequence[str], written: Sequence[str] | None = None
+) -> list[str]:
   """Replace recipes and flagfiles by their flags.
 
   If a later flag overrides the algorithm of a recipe or of a folder's run, the
   flags before it that the new algorithm does not read are dropped. So are flags
   of steps before an exact solve that takes none, the support set's share before
   a split without one, flags of adaptive clipping before a fixed clip, and the
-  data set before synthetic data; a warning names those that this process was
-  started with.
+  data set before synthetic data; a warning names those among `written`.
 
   Args:
     arguments: The command line, without the program's name.
+    written: The flags that the user wrote; by default those that this process
+      was started with.
 
   Raises:
     RecipeError: If a named recipe does not exist.
@@ -101,14 +126,14 @@ def expand(arguments: Sequence[str]) -> list[str]:
   except (flags.Error, OSError):
     return expanded  # absl reports the error when it parses the flags.
   _refuse_options(expanded)
-  for flag in DECIDING:
-    if places := _places(expanded, f'--{flag}='):
+  for deciding in DECIDING:
+    if places := _places(expanded, f'--{deciding}='):
       before, after = expanded[: places[-1]], expanded[places[-1] :]
-      unread = unread_beside({flag: after[0].partition('=')[2]})
+      unread = unread_beside({deciding: after[0].partition('=')[2]})
       kept = _without(before, unread)
-      for written in spelled(sys.argv):
-        if written in before and written not in kept:
-          logging.warning('%s: left out, as %s follows.', written, after[0])
+      for flag in spelled(sys.argv) if written is None else spelled(written):
+        if flag in before and flag not in kept:
+          _warn(f'{flag}: left out, as {after[0]} follows.')
       expanded = [*kept, *after]
   places = _places(expanded, _ALGORITHM)
   if len({expanded[place] for place in places}) < 2:
