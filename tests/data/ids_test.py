@@ -92,6 +92,20 @@ def test_a_column_of_numbers_that_lacked_some_has_the_same_clients():
   assert _clients(whole, **options).client_ids == clients.client_ids
 
 
+def test_labels_that_lacked_some_are_whole_numbers_again():
+  frame = pd.DataFrame({'user': ['a'] * 4, 'x': range(4), 'y': [1, None, 0, 2]})
+  spec = {
+    'x': tf.TensorSpec([], tf.int32),
+    'y': tf.TensorSpec([], tf.int32),
+  }
+  read = {'client_id': 'user', 'inputs': 'x', 'labels': 'y', 'missing': 'drop'}
+  clients = frames.from_pandas(frame, spec, **read)
+  (value,) = clients.cohort(['a'], np.zeros([1, 2], np.int32))
+  np.testing.assert_array_equal(value['examples']['y'], [1, 0, 2])
+  with pytest.raises(examples.ClientDataError, match=r"`.astype\('int32'\)`"):
+    frames.from_pandas(frame.replace(2, 1.5), spec, **read)
+
+
 def test_columns_that_are_not_read_may_lack_values():
   frame = _frame().drop(columns=['day']).dropna()
   clients = _clients(frame.assign(note=None), time=None)

@@ -210,6 +210,11 @@ class FrameTable:
           'convert them with '
           f'`pd.to_numeric(frame[{column!r}])`.'
         )
+    lacked = column in self.dropped.lacking and array.dtype.kind == 'f'
+    if lacked and spec.dtype.is_integer and (np.abs(array) < 2**53).all():
+      # A column that lacked values has floats, of which none has a fraction.
+      whole = array.astype(np.int64)
+      return whole if (whole == array).all() else array
     return array
 
   def _drop_missing(self, columns: Sequence[str]) -> None:

@@ -216,7 +216,8 @@ def check_array(
     if is_float and np.dtype(wanted).kind not in 'fc':
       raise ClientDataError(
         f'{where}: expected {spec.dtype.name}, found {array.dtype}, whose '
-        'fractions would be lost. Round the values or change the spec.'
+        'fractions would be lost. Round the values or change the spec. If all '
+        f'are whole numbers, convert them, `.astype({spec.dtype.name!r})`.'
       )
     with np.errstate(over='ignore', invalid='ignore'):
       result = array.astype(wanted)
