@@ -492,6 +492,13 @@ def test_a_rule_that_ends_all_runs_or_none_is_refused(rule):
     programs.StoppingRule(**rule)
 
 
+def test_an_evaluation_is_not_trained(plain):
+  with pytest.raises(ProgramError, match='a process that trains, .*Evaluation'):
+    programs.check(
+      plain.validation.evaluation, plain.clients, rounds=1, clients_per_round=1
+    )
+
+
 def test_a_selection_without_validation_is_refused(plain):
   with pytest.raises(ProgramError, match='select=.* without validation'):
     plain.train(validation=None, select=programs.Selection('loss'))

@@ -150,7 +150,7 @@ def check(
   """
   if checkpoint_every is None:
     checkpoint_every = evaluate_every
-  _check_kinds(validation, select, stop)
+  _check_kinds(process, validation, select, stop)
   select = select or Selection()
   _check_positive(
     rounds=rounds,
@@ -202,10 +202,12 @@ def _check_positive(**numbers: int) -> None:
       raise ProgramError(f'{name} must be positive, found {number}.')
 
 
-def _check_kinds(validation: Any, select: Any, stop: Any) -> None:
+def _check_kinds(process: Any, validation: Any, select: Any, stop: Any) -> None:
   if validation is not None:
     evaluation_sets.check_kind(validation)
+  trains = 'a process that trains, `algorithms.build_fed_recon(model)`'
   for name, value, kind, expected in (
+    ('process', process, processes.PartialProcess, trains),
     ('select', select, Selection | None, "`Selection('loss')`"),
     ('stop', stop, StoppingRule | None, '`StoppingRule(rounds=5)`'),
   ):
