@@ -284,6 +284,11 @@ def _furl(**settings: Any) -> Any:
       'rate_factor: ',
     ),
     (
+      lambda: _process(sgd(_RATE), rate_factor=lambda done: 0.5**done),
+      phases.PhaseError,
+      'rate_factor: the function fails on the number of rounds, an int32',
+    ),
+    (
       lambda: Phase(
         optimizer=_scheduled(), slots='reset', rate_factor=lambda done: 1.0
       ),

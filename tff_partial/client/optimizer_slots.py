@@ -96,7 +96,14 @@ def begin(
   """
   factor = phase.rate_factor
   if callable(factor):
-    factor = factor(round_number)
+    try:
+      factor = factor(round_number)
+    except TypeError as error:  # TensorFlow's is about an operation.
+      raise phases.PhaseError(
+        f'rate_factor: the function fails on the number of rounds, an int32 '
+        f'scalar: {error!s:.100} Make it a float first: '
+        '`lambda done: 0.9 ** tf.cast(done, tf.float32)`.'
+      ) from error
   states = collections.OrderedDict()
   for tier, named in weights.items():
     optimizer = phase.optimizer_of(tier)
