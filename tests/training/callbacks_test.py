@@ -96,3 +96,12 @@ def test_the_first_that_returns_true_ends_a_run():
 def test_impossible_early_stopping_is_refused(options, expected):
   with pytest.raises(ProgramError, match=expected):
     callbacks.EarlyStopping(**options)
+
+
+def test_to_prefer_the_lowest_accuracy_is_warned_of(caplog):
+  known = ['loss', 'accuracy']
+  usual = callbacks.EarlyStopping(1, 'accuracy', higher_is_better=True)
+  callbacks.check([callbacks.EarlyStopping(1), usual], known)
+  assert not caplog.records
+  callbacks.check([callbacks.EarlyStopping(1, 'accuracy')], known)
+  assert 'takes the lowest accuracy for the best' in caplog.text

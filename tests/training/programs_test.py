@@ -492,11 +492,13 @@ def test_a_rule_that_ends_all_runs_or_none_is_refused(rule):
     programs.StoppingRule(**rule)
 
 
-def test_an_evaluation_is_not_trained(plain):
-  with pytest.raises(ProgramError, match='a process that trains, .*Evaluation'):
-    programs.check(
-      plain.validation.evaluation, plain.clients, rounds=1, clients_per_round=1
-    )
+def test_an_evaluation_is_not_trained(plain, tmp_path):
+  said = 'a process that trains, .*Evaluation'
+  measure = plain.validation.evaluation
+  with pytest.raises(ProgramError, match=said):
+    programs.check(measure, plain.clients, rounds=1, clients_per_round=1)
+  with pytest.raises(ProgramError, match='process: .* found a'):
+    programs.load(tmp_path, plain.process)
 
 
 def test_a_selection_without_validation_is_refused(plain):

@@ -135,6 +135,7 @@ def check(
         f'{callback}: the validation has no metric {callback.metric!r}. Choose '
         f'one of {list(validation_metrics)}.'
       )
+    selection.warn_of_direction(callback)
 
 
 def call(callbacks: Sequence[Callback], result: RoundResult) -> str | None:

@@ -175,6 +175,7 @@ def check(
     validation.check(run_state.remembered(process))
     vocabularies.check_alike(clients, validation.clients)
     validation.check_metric(select.metric)
+    selection.warn_of_direction(select)
   return training_loop.TrainingLoop(
     process=process,
     privacy=ledger,
@@ -202,12 +203,17 @@ def _check_positive(**numbers: int) -> None:
       raise ProgramError(f'{name} must be positive, found {number}.')
 
 
+def _check_process(process: Any) -> None:
+  trains = 'a process that trains, `algorithms.build_fed_recon(model)`'
+  kind = processes.PartialProcess
+  spelling.check_kind('process', process, kind, trains, ProgramError)
+
+
 def _check_kinds(process: Any, validation: Any, select: Any, stop: Any) -> None:
   if validation is not None:
     evaluation_sets.check_kind(validation)
-  trains = 'a process that trains, `algorithms.build_fed_recon(model)`'
+  _check_process(process)
   for name, value, kind, expected in (
-    ('process', process, processes.PartialProcess, trains),
     ('select', select, Selection | None, "`Selection('loss')`"),
     ('stop', stop, StoppingRule | None, '`StoppingRule(rounds=5)`'),
   ):
@@ -239,6 +245,7 @@ def load(
     ProgramError: If the run released something else.
     ClientStoreError: If there is a client store that does not match.
   """
+  _check_process(process)
   folder = os.path.join(output_dir, CHECKPOINTS_FOLDER)
   run = run_state.Run(process)
   found = None

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 import dataclasses
 import math
+import re
 from typing import Any
+
+from absl import logging
 
 from tff_partial import evaluation
 from tff_partial.arguments import checked_numbers
@@ -49,6 +52,20 @@ class Selection:
     least = best[self.metric]
     gain = value - least if self.higher_is_better else least - value
     return gain > min_delta
+
+
+def warn_of_direction(criterion: Any) -> None:
+  """Warn of one that takes the least of a metric whose name says otherwise."""
+  usual = re.search(
+    'acc|auc|precision|recall|f1|ndcg', criterion.metric.lower()
+  )
+  if usual and not criterion.higher_is_better:
+    logging.warning(
+      '%s takes the lowest %s for the best. If the highest is, add '
+      'higher_is_better=True.',
+      criterion,
+      criterion.metric,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
