@@ -58,6 +58,7 @@ def test_summary_by_hand() -> None:
   assert table.loc['other', 'p'] == pytest.approx(expected)
   assert np.isnan(table.loc['one', 'hurt'])
   assert table.loc['other', 'hurt'] == pytest.approx(0.25)
+  assert '0.611 ± 0.011' in repr(found)
   own = found.clients[found.clients['method'] == 'one']
   worst = own.groupby('seed')['accuracy'].apply(lambda x: np.sort(x)[:2].mean())
   assert table.loc['one', 'worst_decile'] == pytest.approx(worst.mean())
@@ -254,6 +255,21 @@ def test_where_no_client_is_measured_there_is_no_number() -> None:
   found, *_ = _one_method(split=splits.first(99))
   assert np.isnan(found.table().loc['tuned', 'mean'])
   assert found.runs['num_examples'][0] == 0 and not len(found.clients)
+
+
+@pytest.mark.parametrize(
+  ('given', 'problem'),
+  [
+    ({'seeds': 2}, 'seeds: expected a list such as .* found a int'),
+    ({'methods': [print]}, 'methods: expected functions by name, .* a list'),
+    ({'methods': {'a': (1, 2)}}, r"methods\['a'\]: expected `lambda seed: "),
+    ({'test': pd.DataFrame()}, 'test: expected `lambda spec: .* a DataFrame'),
+  ],
+)
+def test_values_in_place_of_functions_are_refused(given, problem):
+  settings = {'methods': {'a': print}, 'clients': print, **_LOSS, **given}
+  with pytest.raises(AnalysisError, match=problem):
+    tff_partial.compare(rounds=1, clients_per_round=1, **settings)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tff_partial import processes
 from tff_partial.analysis import comparisons
 from tff_partial.analysis.communication import communication
 from tff_partial.analysis.errors import AnalysisError
+from tff_partial.arguments import spelling
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import vocabularies
@@ -82,8 +83,10 @@ def compare(
       methods would have one folder.
     UserError: As from `train` and `evaluate`; if the metric is not one number.
   """
+  _check_kind('seeds', seeds, Iterable, 'a list such as `[0, 1]`')
   chosen = list(seeds)
   _check(list(methods), chosen, output_dir is not None)
+  _check_functions(methods, clients=clients, test=test, validation=validation)
   runs, of_clients, history = [], [], []
   for name, build in methods.items():
     for seed in chosen:
@@ -120,6 +123,23 @@ def compare(
     pd.concat(of_clients, ignore_index=True),
     pd.DataFrame(history),
   )
+
+
+def _check_kind(name: str, value: Any, kind: Any, expected: str) -> None:
+  spelling.check_kind(f'compare: {name}', value, kind, expected, AnalysisError)
+
+
+def _check_functions(methods: Any, **clients: Any) -> None:
+  """Refuse what is no function where one is needed."""
+  by_name = "functions by name, `{'FedRecon': lambda seed: (process, measure)}`"
+  _check_kind('methods', methods, Mapping, by_name)
+  of_spec = '`lambda spec: tff_partial.from_pandas(frame, spec, ...)`'
+  for name, given in clients.items():
+    if given is not None:
+      _check_kind(name, given, Callable, of_spec)
+  of_seed = '`lambda seed: (process, evaluation)`'
+  for name, given in methods.items():
+    _check_kind(f'methods[{name!r}]', given, Callable, of_seed)
 
 
 def _check(names: Sequence[str], seeds: Sequence[int], writes: bool) -> None:

@@ -36,6 +36,10 @@ class Comparison:
   clients: pd.DataFrame
   history: pd.DataFrame
 
+  def __repr__(self) -> str:
+    """Show the table, which `to_markdown` returns for a text."""
+    return self._texts('{}').to_string()
+
   def table(self) -> pd.DataFrame:
     """Summarize each method over seeds, in the order of the methods.
 
