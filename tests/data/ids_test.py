@@ -94,10 +94,7 @@ def test_a_column_of_numbers_that_lacked_some_has_the_same_clients():
 
 def test_labels_that_lacked_some_are_whole_numbers_again():
   frame = pd.DataFrame({'user': ['a'] * 4, 'x': range(4), 'y': [1, None, 0, 2]})
-  spec = {
-    'x': tf.TensorSpec([], tf.int32),
-    'y': tf.TensorSpec([], tf.int32),
-  }
+  spec = {'x': tf.TensorSpec([], tf.int32), 'y': tf.TensorSpec([], tf.int32)}
   read = {'client_id': 'user', 'inputs': 'x', 'labels': 'y', 'missing': 'drop'}
   clients = frames.from_pandas(frame, spec, **read)
   (value,) = clients.cohort(['a'], np.zeros([1, 2], np.int32))

@@ -74,8 +74,7 @@ def compare(
     validation: Makes clients that choose the best round; by default the last
       round is tested.
     evaluate_every: Rounds between validations.
-    output_dir: Folder of a run for each method and seed. The same call goes on
-      where it was stopped.
+    output_dir: Folder of a folder for each run, from which the call resumes.
     show_progress: As for `train`.
 
   Raises:

@@ -167,8 +167,7 @@ def check_array(
     which: Names an example by its index.
 
   Raises:
-    ClientDataError: For a wrong shape, a dtype that would lose information, a
-      value that is not finite, or an id out of range.
+    ClientDataError: For a wrong shape, dtype or id, or a value not finite.
   """
   if np.ma.is_masked(array):
     raise ClientDataError(f'{where}: values are masked. Drop or fill them.')
@@ -216,8 +215,8 @@ def check_array(
     if is_float and np.dtype(wanted).kind not in 'fc':
       raise ClientDataError(
         f'{where}: expected {spec.dtype.name}, found {array.dtype}, whose '
-        'fractions would be lost. Round the values or change the spec. If all '
-        f'are whole numbers, convert them, `.astype({spec.dtype.name!r})`.'
+        'fractions would be lost. Round the values or change the spec. Whole '
+        f'numbers need `.astype({spec.dtype.name!r})`.'
       )
     with np.errstate(over='ignore', invalid='ignore'):
       result = array.astype(wanted)
