@@ -133,42 +133,31 @@ def attribute_biases(
   )(hot)
   if not of_users:
     return [of_all]
-  own = users(inputs, sizes, sizes.attributes, BIAS_IN_ATTRIBUTES, 'zeros')
+  own = looked_up(inputs, sizes, sizes.attributes, BIAS_IN_ATTRIBUTES, 'zeros')
   return [of_all, layers.Dot(1, name='bias_in_attributes')([own, hot])]
 
 
-def users(
+def looked_up(
   inputs: dict[str, Any],
   sizes: InputSizes,
   length: int,
   name: str,
   initializer: str = XAVIER,
 ) -> Any:
-  """Look up the user's row of a new table."""
+  """Look up the row of a new table, of the user or item that it is named by."""
+  rows = {USER: sizes.users, ITEM: sizes.items}
+  whose = name.split('_')[0]
   return tf.keras.layers.Embedding(
-    sizes.users, length, embeddings_initializer=initializer, name=name
-  )(inputs[USER])
-
-
-def items(
-  inputs: dict[str, Any],
-  sizes: InputSizes,
-  length: int,
-  name: str,
-  initializer: str = XAVIER,
-) -> Any:
-  """Look up the item's row of a new table."""
-  return tf.keras.layers.Embedding(
-    sizes.items, length, embeddings_initializer=initializer, name=name
-  )(inputs[ITEM])
+    rows[whose], length, embeddings_initializer=initializer, name=name
+  )(inputs[whose])
 
 
 def biases(inputs: dict[str, Any], sizes: InputSizes) -> Any:
   """Add the user's, the item's and the common bias."""
   both = tf.keras.layers.Add(name='both_biases')(
     [
-      users(inputs, sizes, 1, 'user_bias', 'zeros'),
-      items(inputs, sizes, 1, 'item_bias', 'zeros'),
+      looked_up(inputs, sizes, 1, 'user_bias', 'zeros'),
+      looked_up(inputs, sizes, 1, 'item_bias', 'zeros'),
     ]
   )
   return CommonBias(name='common_bias')(both)

@@ -6,8 +6,6 @@ of a user or item are a row of a table, in a layer whose name starts with `user`
 or `item`. All other weights are public.
 """
 
-from collections.abc import Callable
-import functools
 from typing import Any
 
 import numpy as np
@@ -49,37 +47,24 @@ BY_ATTRIBUTE = (*KNOWLEDGE, 'attribute_bias/kernel')
 
 def build(
   model: str,
+  sizes: InputSizes,
+  output: AnswerScale = BINARY,
   *,
-  num_users: int,
-  num_items: int,
-  num_attributes: int,
-  attributes_width: int,
-  width: int = 5,
   biases: bool = False,
   biases_in_attributes: bool = False,
-  scale: tuple[float, float] = (0.0, 1.0),
-  is_linear: bool = False,
 ) -> tf.keras.Model:
   """Build one of `MODELS`."""
-  sizes = InputSizes(num_users, num_items, num_attributes, attributes_width)
-  gum = functools.partial(
-    build_gum,
-    width=width,
-    biases=biases,
-    biases_in_attributes=biases_in_attributes,
-  )
-  builders: dict[str, Callable[..., tf.keras.Model]] = {
-    GUM: gum,
-    NCD: build_ncd,
-    NCF: build_ncf,
-    BIAS: build_bias,
-  }
-  if (biases or biases_in_attributes) and model != GUM:
+  if model == GUM:
+    return build_gum(
+      sizes, output, biases=biases, biases_in_attributes=biases_in_attributes
+    )
+  if biases or biases_in_attributes:
     raise OptionError(
       f'--biases: the model {model} has them always, or never. Leave it out, '
       'or give --model=gum.'
     )
-  return builders[model](sizes, AnswerScale(*scale, is_linear))
+  builders = {NCD: build_ncd, NCF: build_ncf, BIAS: build_bias}
+  return builders[model](sizes, output)
 
 
 def build_gum(
@@ -141,8 +126,8 @@ def _gum_score(inputs: dict[str, Any], sizes: InputSizes, width: int) -> Any:
       name=f'knowledge_{whose}',
     )(layers.Multiply(name=f'{whose}_on_attributes')([vectors, relation]))
 
-  users = model_parts.users(inputs, sizes, sizes.attributes, 'user')
-  items = model_parts.items(inputs, sizes, sizes.attributes, 'item')
+  users = model_parts.looked_up(inputs, sizes, sizes.attributes, 'user')
+  items = model_parts.looked_up(inputs, sizes, sizes.attributes, 'item')
   distance = layers.Subtract(name='distance')(
     [project(users, 'user'), project(items, 'item')]
   )
@@ -173,9 +158,9 @@ def build_ncd(
     return layers.Activation('sigmoid', name=name)(vectors)
 
   inputs = model_parts.inputs_of(sizes)
-  users = model_parts.users(inputs, sizes, sizes.attributes, 'user')
-  items = model_parts.items(inputs, sizes, sizes.attributes, 'item')
-  sharpness = model_parts.items(inputs, sizes, 1, 'item_discrimination')
+  users = model_parts.looked_up(inputs, sizes, sizes.attributes, 'user')
+  items = model_parts.looked_up(inputs, sizes, sizes.attributes, 'item')
+  sharpness = model_parts.looked_up(inputs, sizes, 1, 'item_discrimination')
   values = layers.Subtract(name='difference')(
     [share(users, 'mastery'), share(items, 'difficulty')]
   )
@@ -207,15 +192,15 @@ def build_ncf(
   inputs = model_parts.inputs_of(sizes)
   product = layers.Multiply(name='product')(
     [
-      model_parts.users(inputs, sizes, factors, 'user'),
-      model_parts.items(inputs, sizes, factors, 'item'),
+      model_parts.looked_up(inputs, sizes, factors, 'user'),
+      model_parts.looked_up(inputs, sizes, factors, 'item'),
     ]
   )
   # As in section 4.1 of the paper: 32, 16 and 8 for 8 factors.
   values = layers.Concatenate(name='both')(
     [
-      model_parts.users(inputs, sizes, 2 * factors, 'user_tower'),
-      model_parts.items(inputs, sizes, 2 * factors, 'item_tower'),
+      model_parts.looked_up(inputs, sizes, 2 * factors, 'user_tower'),
+      model_parts.looked_up(inputs, sizes, 2 * factors, 'item_tower'),
     ]
   )
   for number, size in enumerate((4 * factors, 2 * factors, factors), 1):
@@ -249,18 +234,12 @@ def hidden_characteristics(model: tf.keras.Model) -> np.ndarray | None:
       model.get_layer(name).get_weights()[0]
       for name in ('user', 'knowledge_user', 'hidden')
     )
-    return hidden_characteristic(users, knowledge_of_users, hidden)
+    # h_u = Emb_u * (KM_u HM).
+    return users * (knowledge_of_users @ hidden)[:, 0]
   if 'mastery' in names:
     users = model.get_layer('user').get_weights()[0]
     return 1 / (1 + np.exp(-users))
   return None
-
-
-def hidden_characteristic(
-  users: np.ndarray, knowledge_of_users: np.ndarray, hidden: np.ndarray
-) -> np.ndarray:
-  """Compute h_u = Emb_u * (KM_u HM) (Eq. 8), one number per attribute."""
-  return users * (knowledge_of_users @ hidden)[:, 0]
 
 
 def biases_in_attributes(model: tf.keras.Model) -> np.ndarray | float:

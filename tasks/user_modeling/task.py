@@ -9,6 +9,7 @@ be public instead, in one table that the clients share, indexed by item id. For
 central training all users and items are in tables at the server.
 """
 
+import collections
 from collections.abc import Iterable, Mapping
 import functools
 from typing import Any
@@ -19,7 +20,6 @@ import tensorflow as tf
 from tasks import task
 from tasks.movielens import task as movielens
 from tasks.user_modeling import assist_files
-from tasks.user_modeling import clients as clients_lib
 from tasks.user_modeling import cuts
 from tasks.user_modeling import measures
 from tasks.user_modeling import models as user_models
@@ -38,6 +38,8 @@ from tff_partial.model import models
 
 # RM of GUM.
 _RELATION = 'relation/kernel'
+# Fields that mark examples held back from a client's training.
+_IS_VALIDATION, _IS_QUERY = 'is_validation', 'is_query'
 
 
 class UserModeling(task.MeasuredByProtocol):
@@ -71,7 +73,12 @@ class UserModeling(task.MeasuredByProtocol):
     self._options = options
     self._seed = seed
     self._parts = parts.divided(records, seed=seed, repeat=options.repeat)
-    self._clients = clients_lib.ManyUserClients(records, self._parts)
+    # Of each client, its users, its items, and its number of its first user
+    # among the users of all.
+    numbers = range(len(records.clients))
+    self._num_users = np.array([records.num_users(c) for c in numbers])
+    self._num_items = np.array([records.num_own_items(c) for c in numbers])
+    self._first_user = np.cumsum(self._num_users) - self._num_users
 
   def _evaluation_clients(self, part: str) -> task.EvaluationClients:
     return task.EvaluationClients(part, True)
@@ -90,25 +97,26 @@ class UserModeling(task.MeasuredByProtocol):
     """Build the model with tables at the clients, or one of all clients."""
     options, records = self._options, self.records
     own: list[str] = []
-    num_users, num_items = int(self._clients.num_users.sum()), records.num_items
+    num_users, num_items = int(self._num_users.sum()), records.num_items
     if user == task.OWN:
       # The initializers depend on the typical sizes of clients' tables.
-      num_users = int(np.median(self._clients.num_users))
+      num_users = int(np.median(self._num_users))
       own += user_models.USER_LAYERS
       if options.items == task.OWN:
-        num_items = int(np.median(self._clients.num_items))
+        num_items = int(np.median(self._num_items))
         own += user_models.ITEM_LAYERS
     builder = functools.partial(
       user_models.build,
       options.model,
-      num_users=num_users,
-      num_items=num_items,
-      num_attributes=records.num_attributes,
-      attributes_width=records.item_attributes.shape[1],
+      user_models.InputSizes(
+        num_users,
+        num_items,
+        records.num_attributes,
+        records.item_attributes.shape[1],
+      ),
+      user_models.AnswerScale(*records.scale, options.linear),
       biases=options.biases,
       biases_in_attributes=options.biases_in_attributes,
-      scale=records.scale,
-      is_linear=options.linear,
     )
     return tff_partial.from_keras(
       builder,
@@ -128,7 +136,7 @@ class UserModeling(task.MeasuredByProtocol):
     """
     tables = id_ranges.client_sized(self.model_with(task.OWN).example_spec.ids)
     return {
-      table: tuple(self._clients.rows_of(fields).tolist())
+      table: tuple(self._rows_of(fields).tolist())
       for table, fields in tables.items()
       if table in user_models.VECTORS
     }
@@ -151,7 +159,66 @@ class UserModeling(task.MeasuredByProtocol):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    return self._clients.pack(part, example_spec)
+    """Pack all clients with the records of one part.
+
+    Where examples have a mark of those not to train on, clients have more: in
+    training the records of VALIDATION, otherwise those of TRAIN. They have
+    tables for all users and items that they have in any part. Where tables are
+    client-sized, users and items are numbered within the client, else among
+    all.
+    """
+    sized = id_ranges.client_sized(examples.ids_of(example_spec))
+    own = {path for fields in sized.values() for path in fields}
+    marked = {part: 0 if part == task.TRAIN else 1}
+    mark = _IS_QUERY
+    if part == task.TRAIN and _IS_VALIDATION in example_spec:
+      marked, mark = {task.TRAIN: 0, task.VALIDATION: 1}, _IS_VALIDATION
+    elif part != task.TRAIN and _IS_QUERY in example_spec:
+      marked = {task.TRAIN: 0, part: 1}
+    packed, num_rows = {}, {}
+    for number, name in enumerate(self.records.clients):
+      held = {each: self._parts[each].of_client(number) for each in marked}
+      fields = examples.map_fields(
+        lambda *arrays: np.concatenate(arrays),
+        *(
+          {
+            **self._fields(held[each], own),
+            mark: np.full(len(held[each]), value, np.int32),
+          }
+          for each, value in marked.items()
+        ),
+      )
+      if mark not in example_spec:
+        del fields[mark]
+      packed[name] = fields
+      num_rows[name] = {
+        table: int(self._rows_of(paths)[number])
+        for table, paths in sized.items()
+      }
+    return tff_partial.pack(
+      packed, example_spec, min_examples=0, num_rows=num_rows
+    )
+
+  def _rows_of(self, fields: Iterable[str]) -> np.ndarray:
+    """Return the rows at each client of a table that these inputs look up."""
+    is_of_users = f'x.{user_models.USER}' in fields
+    return self._num_users if is_of_users else self._num_items
+
+  def _fields(
+    self, held: records_lib.Records, own: set[str]
+  ) -> Mapping[str, Any]:
+    """Return one client's examples, with `own` inputs numbered within it."""
+    user, item = held.user, held.item
+    if f'x.{user_models.USER}' not in own:
+      user = user + self._first_user[held.client].astype(np.int32)
+    if f'x.{user_models.ITEM}' not in own:
+      item = held.public_item
+    inputs = {
+      user_models.USER: user,
+      user_models.ITEM: item,
+      user_models.ATTRIBUTES: held.attributes,
+    }
+    return collections.OrderedDict(x=inputs, y=held.answer[:, np.newaxis])
 
   # ---- metrics ---------------------------------------------------------------
 
@@ -168,13 +235,13 @@ class UserModeling(task.MeasuredByProtocol):
   def _answers(self, own: task.OwnModel) -> measures.Answers:
     """Return the outputs of a client's model for its measured records."""
     fields = own.examples
-    if clients_lib.IS_QUERY in fields:
-      is_query = fields[clients_lib.IS_QUERY] == 1
+    if _IS_QUERY in fields:
+      is_query = fields[_IS_QUERY] == 1
       fields = examples.map_fields(lambda array: array[is_query], fields)
     inputs = {name: np.asarray(x) for name, x in fields['x'].items()}
     client = self.records.clients.index(own.client)
     public = user_models.knowledge(own.keras_model)
-    held = self._clients.records_for(own.keras_model, task.VALIDATION, client)
+    held = self._validation_records(own.keras_model, client)
     return measures.Answers(
       own.client,
       inputs[user_models.USER],
@@ -190,6 +257,27 @@ class UserModeling(task.MeasuredByProtocol):
         self.records.scale,
       ),
     )
+
+  def _validation_records(
+    self, model: tf.keras.Model, client: int
+  ) -> Mapping[str, Any]:
+    """Return one client's records, numbered as a model's tables are.
+
+    The model is the client's own, or one with tables of all clients.
+    """
+    # Layers with tables of users or items have names that start like this.
+    totals = {
+      user_models.USER: int(self._num_users.sum()),
+      user_models.ITEM: self.records.num_items,
+    }
+    own = {
+      f'x.{field}'
+      for field, total in totals.items()
+      for layer in model.layers
+      if layer.name.startswith(field)
+      and any(table.shape[0] != total for table in layer.weights)
+    }
+    return self._fields(self._parts[task.VALIDATION].of_client(client), own)
 
 
 def _hidden(

@@ -27,11 +27,6 @@ _BUILDERS = {
 }
 
 
-def _build(model: str, **options: Any) -> tf.keras.Model:
-  sizes = {'num_users': 4, 'num_items': 5, 'num_attributes': 3}
-  return models.build(model, attributes_width=2, **sizes, **options)
-
-
 def _filled(
   model: tf.keras.Model, deviation: float = 1.0
 ) -> dict[str, np.ndarray]:
@@ -251,19 +246,19 @@ def test_models_can_be_saved(name, tmp_path):
 @pytest.mark.slow
 def test_models_by_their_names():
   expected = {
-    models.GUM: models.build_gum(_SIZES, width=7),
+    models.GUM: models.build_gum(_SIZES),
     models.NCD: models.build_ncd(_SIZES),
     models.NCF: models.build_ncf(_SIZES),
     models.BIAS: models.build_bias(_SIZES),
   }
   assert tuple(expected) == models.MODELS
   for name, model in expected.items():
-    built = _build(name, width=7)
+    built = models.build(name, _SIZES)
     shapes = {v.name: v.shape for v in model.variables}
     assert {v.name: v.shape for v in built.variables} == shapes
-  with_biases = _build(models.GUM, biases=True, scale=(1.0, 5.0))
+  with_biases = models.build(models.GUM, _SIZES, models.RATINGS, biases=True)
   _set(with_biases, user=np.zeros([4, 3]), item=np.zeros([5, 3]))
   np.testing.assert_allclose(with_biases(_INPUTS), np.full([4, 1], 3.0))
-  linear = _build(models.BIAS, scale=(0.0, 1.0), is_linear=True)
+  linear = models.build(models.BIAS, _SIZES, models.AnswerScale(is_linear=True))
   _set(linear, common_bias=2.0)
   np.testing.assert_allclose(linear(_INPUTS), np.full([4, 1], 2.5))
