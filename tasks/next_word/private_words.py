@@ -68,28 +68,6 @@ class NoisyThreshold:
   noise_multiplier: float
   delta: float
 
-  def __post_init__(self) -> None:
-    """Raise an error for impossible numbers.
-
-    Raises:
-      OptionError: Names the number.
-    """
-    if self.words_per_user < 1:
-      raise OptionError(
-        f'words_per_user: {self.words_per_user} words of a user would leave '
-        'nothing to count. Give at least 1.'
-      )
-    if not 0 <= self.noise_multiplier < math.inf:
-      raise OptionError(
-        f'noise_multiplier: {self.noise_multiplier} is no amount of noise. '
-        'Give a finite number of at least 0.'
-      )
-    if not 0 < self.delta < 1:
-      raise OptionError(
-        f'delta: {self.delta} is no probability to go wrong with. Give a '
-        'number above 0 and below 1.'
-      )
-
   @property
   def stddev(self) -> float:
     """Standard deviation of the noise of each count, in users."""

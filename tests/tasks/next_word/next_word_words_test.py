@@ -214,21 +214,6 @@ def test_a_plan_of_a_run_pays_for_the_vocabulary():
   assert plan.epsilon == pytest.approx(2.0, rel=0.01)
 
 
-@pytest.mark.parametrize(
-  'numbers, message',
-  [
-    ((0, 1.0, 1e-6), 'words_per_user: 0 words'),
-    ((5, -1.0, 1e-6), 'noise_multiplier: -1.0 is no amount'),
-    ((5, math.inf, 1e-6), 'noise_multiplier: inf is no amount'),
-    ((5, 1.0, 0.0), 'delta: 0.0 is no probability'),
-    ((5, 1.0, 1.0), 'delta: 1.0 is no probability'),
-  ],
-)
-def test_mechanisms_that_are_impossible_are_refused(numbers, message):
-  with pytest.raises(OptionError, match=message):
-    private_words.NoisyThreshold(*numbers)
-
-
 def test_too_few_users_are_refused(small):
   published = private_words.NoisyThreshold(5, 0.1, 0.5)
   with pytest.raises(OptionError, match='publishing one user of 2'):
