@@ -43,7 +43,7 @@ class Source(Protocol):
     """Return the number of clients."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Held:
   """Leaves in memory.
 

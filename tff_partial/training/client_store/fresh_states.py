@@ -15,7 +15,46 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial.runtimes.values import sources
-from tff_partial.training.client_store import state_table
+
+
+class _Table(sources.Held):
+  """Leaves in arrays that grow with the clients that take part."""
+
+  def __init__(self, specs: Sequence[tf.TensorSpec]):
+    super().__init__([sources.empty(spec, 0) for spec in specs])
+    self._specs = specs
+    self._size = 0
+
+  def __len__(self) -> int:
+    return self._size
+
+  @property
+  def num_bytes(self) -> int:
+    """Memory of the leaves in bytes."""
+    return sum(
+      leaf.nbytes
+      if leaf.dtype != object
+      else sum(own.nbytes for own in leaf if own is not None)
+      for leaf in self.leaves
+    )
+
+  def new_row(self) -> int:
+    """Add a row, and return its number."""
+    self._size += 1
+    return self._size - 1
+
+  def write(self, rows: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
+    """Store the leaves of some rows."""
+    size = len(self.leaves[0])
+    if self._size > size:
+      # Twice the size, so that adding rows is cheap.
+      more = max(self._size - size, size)
+      self.leaves = [
+        np.concatenate([leaf, sources.empty(spec, more)])
+        for leaf, spec in zip(self.leaves, self._specs, strict=True)
+      ]
+    for own, leaf in zip(self.leaves, leaves, strict=True):
+      own[rows] = leaf
 
 
 class FreshStates:
@@ -26,7 +65,7 @@ class FreshStates:
 
   def __init__(self, specs: Sequence[tf.TensorSpec]):
     self._specs = specs
-    self._table = state_table.StateTable(specs)
+    self._table = _Table(specs)
     self._places: dict[str, tuple[sources.Source, int]] = {}
     self._unsaved: dict[str, None] = {}
     # Clients' rows in all files that still exist, of older states, too.
@@ -101,7 +140,7 @@ class FreshStates:
   def saved(self) -> None:
     """Note that all states are saved, and release memory and unused files."""
     self._unsaved.clear()
-    self._table = state_table.StateTable(self._specs)
+    self._table = _Table(self._specs)
     used = collections.Counter(
       id(source) for source, _ in self._places.values()
     )
