@@ -6,6 +6,7 @@ of a user or item are a row of a table, in a layer whose name starts with `user`
 or `item`. All other weights are public.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,11 @@ def build(
       f'--biases: the model {model} has them always, or never. Leave it out, '
       'or give --model=gum.'
     )
-  builders = {NCD: build_ncd, NCF: build_ncf, BIAS: build_bias}
+  builders: dict[str, Callable[..., tf.keras.Model]] = {
+    NCD: build_ncd,
+    NCF: build_ncf,
+    BIAS: build_bias,
+  }
   return builders[model](sizes, output)
 
 
