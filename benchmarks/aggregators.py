@@ -41,7 +41,7 @@ def main() -> None:
   factories = {
     MEAN: aggregators.MeanFactory(),
     WHOLE: tff.aggregators.MeanFactory(no_nan_division=True),
-    ROBUST: aggregators.robust(zeroing=True, clipping=True),
+    ROBUST: aggregators.robust(),
     FIXED: private.gaussian_fixed(
       noise_multiplier=0.5, clients_per_round=number, clip=1.0
     ),

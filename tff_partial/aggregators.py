@@ -118,19 +118,15 @@ def moves_nothing(state: Any, update: Any) -> tuple[tf.Tensor, Any]:
   return tf.logical_or(is_rejected, tf.reduce_all(are_zero)), measurements
 
 
-def robust(*, zeroing: bool = True, clipping: bool = True) -> MeanFactory:
+def robust() -> MeanFactory:
   """Return a `tff.learning.robust_aggregator` that also accepts rows of tables.
 
-  Args:
-    zeroing: True to zero extreme updates, by an adaptive bound.
-    clipping: True to clip large updates, by an adaptive bound.
+  By adaptive bounds, it zeroes extreme updates and clips large ones.
   """
   return MeanFactory(
     lambda mean: tff.learning.robust_aggregator(
-      zeroing=zeroing,
-      clipping=clipping,
       # Despite its name, it may return any mean.
-      debug_measurements_fn=lambda _: mean,
+      debug_measurements_fn=lambda _: mean
     )
   )
 

@@ -235,14 +235,6 @@ def test_a_fifth_of_the_clients_that_flip_signs_moves_only_the_mean(
       'num_chosen=11: expected from 1',
     ),
     (
-      lambda: aggregators.geometric_median(smoothing=0.0, clients_per_round=9),
-      'iterations=8, smoothing=0.0: both must be positive',
-    ),
-    (
-      lambda: aggregators.geometric_median(iterations=2.5, clients_per_round=9),
-      'iterations=2.5: expected a whole number',
-    ),
-    (
       lambda: aggregators.krum(
         num_attackers=1, num_chosen=1.5, clients_per_round=10
       ),

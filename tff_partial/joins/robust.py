@@ -26,6 +26,9 @@ from tff_partial.joins.row_aggregations import CollectRowsFactory
 from tff_partial.joins.row_aggregations import IS_REAL
 from tff_partial.joins.row_aggregations import ROWS
 
+# Iterations of the geometric median, and nu of its paper.
+_ITERATIONS, _LEAST_DISTANCE = 8, 1e-6
+
 # Updates of the clients that count, float32 `[clients, size]`, or float64 if a
 # part of them is, at least one -> the joined update, `[size]`.
 Join = Callable[[tf.Tensor], tf.Tensor]
@@ -134,35 +137,26 @@ def krum(
   return RobustFactory('krum', nearest, clients_per_round)
 
 
-def geometric_median(
-  *, iterations: int = 8, smoothing: float = 1e-6, clients_per_round: int
-) -> 'RobustFactory':
+def geometric_median(*, clients_per_round: int) -> 'RobustFactory':
   """Join updates by the point of least total distance to them: RFA.
 
-  Pillutla et al., 2022, Algorithm 2: Weiszfeld's iterations, with distances of
-  at least `smoothing`. It withstands fewer than half of the clients. Iterations
-  begin at the median of each coordinate: from the mean, which one client moves
-  as far as it likes, few of them do not come back.
+  Pillutla et al., 2022, Algorithm 2: eight of Weiszfeld's iterations. It
+  withstands fewer than half of the clients. Iterations begin at the median of
+  each coordinate: from the mean, which one client moves as far as it likes, few
+  of them do not come back.
 
   Args:
-    iterations: The number of iterations.
-    smoothing: nu of the paper.
     clients_per_round: The most clients of a round.
 
   Raises:
     SettingError: If a number is out of range.
   """
-  _check_whole('geometric_median', iterations=iterations)
-  if iterations < 1 or not 0.0 < smoothing < float('inf'):
-    raise SettingError(
-      f'geometric_median: iterations={iterations}, smoothing={smoothing}: both '
-      'must be positive.'
-    )
 
   def median(updates: tf.Tensor) -> tf.Tensor:
     point = _middle(updates)
-    for _ in range(iterations):
-      weights = 1.0 / tf.maximum(tf.norm(updates - point, axis=-1), smoothing)
+    for _ in range(_ITERATIONS):
+      distances = tf.norm(updates - point, axis=-1)
+      weights = 1.0 / tf.maximum(distances, _LEAST_DISTANCE)
       point = tf.linalg.matvec(updates, weights, transpose_a=True)
       point /= tf.reduce_sum(weights)
     return point
