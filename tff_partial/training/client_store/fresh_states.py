@@ -17,7 +17,7 @@ import tensorflow as tf
 from tff_partial.runtimes.values import sources
 
 
-class _Table(sources.Held):
+class _StateTable(sources.Held):
   """Leaves in arrays that grow with the clients that take part."""
 
   def __init__(self, specs: Sequence[tf.TensorSpec]):
@@ -65,7 +65,7 @@ class FreshStates:
 
   def __init__(self, specs: Sequence[tf.TensorSpec]):
     self._specs = specs
-    self._table = _Table(specs)
+    self._table = _StateTable(specs)
     self._places: dict[str, tuple[sources.Source, int]] = {}
     self._unsaved: dict[str, None] = {}
     # Clients' rows in all files that still exist, of older states, too.
@@ -140,7 +140,7 @@ class FreshStates:
   def saved(self) -> None:
     """Note that all states are saved, and release memory and unused files."""
     self._unsaved.clear()
-    self._table = _Table(self._specs)
+    self._table = _StateTable(self._specs)
     used = collections.Counter(
       id(source) for source, _ in self._places.values()
     )
