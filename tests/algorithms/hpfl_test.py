@@ -360,6 +360,16 @@ def test_a_client_that_joins_later_begins_with_the_public_components(process):
 
 
 @pytest.mark.slow
+def test_a_client_that_trains_on_nothing_moves_no_threshold(model):
+  held_out = {**_DATA['bob'], 'is_validation': np.ones([20], bool)}
+  found = [
+    _trained(model, rounds=1, data=data, drafts=None).state.client_work
+    for data in (_DATA, {**_DATA, 'eve': held_out})
+  ]
+  planted.assert_close(*(work['server']['threshold'] for work in found))
+
+
+@pytest.mark.slow
 def test_a_client_may_leave_between_rounds(process):
   """Both are in the first round, Ann alone in the second."""
   clients = packing.pack(_DATA, process.example_spec)

@@ -18,14 +18,14 @@ clients that are accurate enough on it, weighted by accuracy times records
 
 Interpretations of the paper: the number of iterations on an attribute is the
 number of training records that have it. If a client holds out no record of an
-attribute, its accuracy there is that on all records, and zero if it holds out
-none at all: then it shares no row, and Eqs. 1 and 2 keep nothing of its own.
-The threshold p is a fraction of the mean accuracy of all clients on the
-attribute in the previous round. GLOBAL variables whose rows are not attributes,
-such as HM, are averaged by accuracy times records, where a record counts once
-for each of its attributes, or stay with the clients. A client's first round
-starts from the server's public components and randomly initialized private
-rows. Eq. 2 is as printed unless `by_nearness`.
+attribute, its accuracy is that on all records, and zero if it holds out none at
+all: then it shares no row, and Eqs. 1 and 2 keep nothing of its own. The
+threshold p is a fraction of the mean accuracy on the attribute of all clients
+that trained in the previous round. GLOBAL variables whose rows are not
+attributes, such as HM, are averaged by accuracy times records, a record once
+for each of its attributes, or stay with the clients. A client starts from the
+server's public components and random private rows. Eq. 2 is as printed unless
+`by_nearness`.
 
 Deviations if sums are joined with the update, so that one clip and its noise
 cover all that a client sends: records of Eq. 3 are shares of a client's own, so
@@ -52,6 +52,7 @@ from tff_partial.composition import compose
 from tff_partial.composition import with_equal_weights
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
+from tff_partial.contexts import outcome_of
 from tff_partial.contexts import OverwriteWeights
 from tff_partial.data import splits
 from tff_partial.drafts import centers as drafts_lib
@@ -322,7 +323,8 @@ class _Sharing(NamedTuple):
     def known(client: ClientContext) -> tf.Tensor:
       if self.join is Join.WITH_UPDATE:
         return tf.constant(_LOW)
-      return tf.cast(client.computed[_ACCURACY]['measured'], tf.float32)
+      trains = outcome_of(client).num_examples > 0
+      return tf.cast(client.computed[_ACCURACY]['measured'] & trains, 'float32')
 
     yield row_means(
       'accuracy', thresholds, known, join=self.join, usual=_LOW, in_state=True
