@@ -202,10 +202,12 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
     )
   arguments = [f'--recipe={name}' for name in sweep.recipes]
   plan = plans.make(search, [*arguments, *_passed_on])
+  when = 'at the end'
+  if plan.pruner != plans.NEVER:
+    when = f'after rounds {", ".join(map(str, plan.rungs))} ({plan.pruner})'
   print(
     f'{plan.config.task.name} by {plan.config.algorithm}: {search.trials} '
-    f'trials to {plan.direction} the validation {plan.metric}, compared after '
-    f'rounds {", ".join(map(str, plan.rungs))} ({plan.pruner}).'
+    f'trials to {plan.direction} the validation {plan.metric}, compared {when}.'
   )
   for line in cost([plan.config] * search.trials, 'trials', 'search'):
     print(line, flush=True)

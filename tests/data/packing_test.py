@@ -470,6 +470,10 @@ def _with(**fields) -> dict[str, dict]:
       r"\['x', 'y', 'weight', 'time'\]",
     ),
     (
+      _with(weight=[1.0, -2.0]),
+      "Client 'bad', weight: example 1 is -2.0, and a weight is not negative",
+    ),
+    (
       _with(y=[0.5, np.nan]),
       "Client 'bad', y: example 1 is nan, which is not finite. Drop or repair",
     ),

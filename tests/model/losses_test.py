@@ -370,3 +370,20 @@ def test_several_outputs_need_the_spec_of_a_label():
     models.ModelError, match='The model has several outputs. Give each a loss'
   ):
     keras_models.from_keras(kinds.two_outputs, loss=kinds.loss_of_two)
+
+
+@pytest.mark.parametrize('activation', [None, 'softmax'])
+@pytest.mark.parametrize('from_logits', [False, True])
+@pytest.mark.parametrize('is_named', [False, True])
+def test_a_cross_entropy_of_no_probabilities_is_warned_of(
+  activation, from_logits, is_named, caplog
+):
+  def build():
+    inputs = tf.keras.Input([5, 4])
+    output = layers.Dense(3, activation)(inputs)
+    return tf.keras.Model(inputs, {'a': output} if is_named else output)
+
+  loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+  keras_models.from_keras(build, loss={'a': loss} if is_named else loss)
+  is_wrong = activation is None and not from_logits
+  assert ('expects probabilities, and the' in caplog.text) == is_wrong

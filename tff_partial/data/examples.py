@@ -295,7 +295,13 @@ def check_fields(
     name = name_of(path) if name_of else f'{where}, {path}'
     if path in lifted:
       value = lifted[path].encode(value, name, which)
-    return check_array(value, spec, name, ids.get(path, ()), which)
+    array = check_array(value, spec, name, ids.get(path, ()), which)
+    if path == 'weight' and (negative := np.argwhere(array < 0)).size:
+      row = int(negative[0][0])
+      raise ClientDataError(
+        f'{name}: {which(row)} is {array[row]}, and a weight is not negative.'
+      )
+    return array
 
   checked = collections.OrderedDict(
     (name, check(spec, fields[name], name) if name in fields else None)

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from typing import Any
 
+from absl import logging
 import tensorflow as tf
 
 from tff_partial.data import id_ranges
@@ -91,6 +92,39 @@ def name_in_keras(of: Any) -> str:
   module = getattr(named, '__module__', None) or ''
   is_of_keras = module.split('.')[0] in ('keras', 'tf_keras')
   return named.__name__ if is_of_keras else ''
+
+
+def _is_linear(prediction: tf.Tensor) -> bool:
+  """Return True if a prediction is a sum that no activation follows."""
+  operation = prediction.op
+  while operation.type in ('Identity', 'Cast', 'Reshape', 'Squeeze'):
+    operation = operation.inputs[0].op
+  if operation.type == 'AddV2':  # A bias in Keras 3.
+    return _is_linear(operation.inputs[0])
+  return operation.type in ('BiasAdd', 'MatMul', 'BatchMatMulV2')
+
+
+def warn_of_logits(loss: Any, predictions: Any) -> None:
+  """Warn of a cross-entropy of probabilities that are none."""
+  by_output = getattr(loss, 'losses', None)
+  if not isinstance(by_output, dict):  # As of a Keras model that is a loss.
+    by_output = {None: loss}
+  for output, own in by_output.items():
+    found = predictions if output is None else predictions[output]
+    name = name_in_keras(own)
+    if (
+      name.replace('_', '').lower().endswith('crossentropy')
+      and not getattr(own, '_fn_kwargs', {}).get('from_logits')
+      and hasattr(found, 'op')  # Symbolic.
+      and _is_linear(found)
+    ):
+      logging.warning(
+        'The loss %s%s expects probabilities, and the model ends without an '
+        'activation. Pass the Keras loss with from_logits=True, or end the '
+        'model with a softmax or sigmoid.',
+        name,
+        '' if output is None else f' of output {output!r}',
+      )
 
 
 def aligned(labels: Any, predictions: Any, has_steps: bool) -> tuple[Any, Any]:

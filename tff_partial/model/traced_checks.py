@@ -12,6 +12,7 @@ from tff_partial.data import examples
 from tff_partial.data import id_ranges
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_refusals
+from tff_partial.model import losses
 from tff_partial.model import table_ids
 from tff_partial.model import tracing
 from tff_partial.model.keras_variables import ModelError
@@ -118,6 +119,7 @@ def trace(
         weights, frozen, batch['x'], training=True, seed=seed
       )
     is_real = tf.compat.v1.placeholder(tf.bool, [None])
+    losses.warn_of_logits(model.loss_function, predictions)
     with explaining(model):
       model.loss(batch['y'], predictions, batch['weight'], is_real)
       model.metrics.update(
