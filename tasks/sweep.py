@@ -286,7 +286,7 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   for name in sweep.recipes:
     recipes.path(name)
   todo = planned(sweep.recipes, sweep.grid, _passed_on)
-  written = [*command_line.spelled(_passed_on), *sweep.grid]
+  written = [*sweep.grid, *_passed_on]
   configs = []
   for arguments in todo.values():
     with contextlib.suppress(OptionError):  # Its run says so.

@@ -23,7 +23,7 @@ def main(config: Config, output: Output, plan: DryRun) -> None:
   if not (plan.dry_run or output.output_dir):
     raise OptionError('--output_dir: name a folder for what the run writes.')
   print(_announced(config, output, plan), flush=True)
-  arguments.warn_without_effect(config, arguments.spelled(sys.argv))
+  arguments.warn_without_effect(config, sys.argv)
   # Slow, since they import TensorFlow.
   from tasks import ratings_outputs
   from tasks.experiment.runs import dry_run

@@ -148,7 +148,7 @@ def _run_trial(
         algorithm = command_line.algorithm_of(arguments)
         arguments = command_line.without_unread(arguments, algorithm)
       config = command_line.parse(arguments)
-      command_line.warn_without_effect(config, command_line.spelled(written))
+      command_line.warn_without_effect(config, written)
     except OptionError as error:
       raise _Ended(str(error)) from error
     # Values from before a kill.

@@ -90,7 +90,7 @@ def warn_without_effect(config: Config, written: Sequence[str]) -> None:
   """Warn of the flags among those written that change nothing."""
   if OF_SWEEP in os.environ:
     return
-  names = {text.removeprefix('--').partition('=')[0] for text in written}
+  names = {text.lstrip('-').partition('=')[0] for text in _spelled(written)}
   for flag in sorted(config.without_effect() & names):
     _warn(
       f'--{flag} has no effect: {config.algorithm} trains no local weights, '
@@ -120,7 +120,7 @@ def expand(
   """
   expanded = recipes.expand(arguments)
   try:
-    expanded = spelled(
+    expanded = _spelled(
       flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
     )
   except (flags.Error, OSError):
@@ -131,7 +131,7 @@ def expand(
       before, after = expanded[: places[-1]], expanded[places[-1] :]
       unread = unread_beside({deciding: after[0].partition('=')[2]})
       kept = _without(before, unread)
-      for flag in spelled(sys.argv) if written is None else spelled(written):
+      for flag in _spelled(sys.argv if written is None else written):
         if flag in before and flag not in kept:
           _warn(f'{flag}: left out, as {after[0]} follows.')
       expanded = [*kept, *after]
@@ -142,7 +142,7 @@ def expand(
   return [*without_unread(before, algorithm_of(after)), *after]
 
 
-def spelled(arguments: Sequence[str]) -> list[str]:
+def _spelled(arguments: Sequence[str]) -> list[str]:
   """Spell `--flag value` and `-flag=value` as `--flag=value`, up to `--`."""
   pending, found = list(arguments), list[str]()
   while pending and pending[0] != '--':
