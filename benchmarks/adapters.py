@@ -94,9 +94,8 @@ def process_of(
   if method == 'fed_recon':
     return algorithms.build_fed_recon(
       model,
-      reconstruction_optimizer=sgd(rate),
-      update_optimizer=sgd(rate),
-      batch_size=16,
+      reconstruct=Phase(optimizer=sgd(rate), batch_size=16),
+      update=Phase(optimizer=sgd(rate), batch_size=16),
     )
   phase = Phase(optimizer=sgd(rate), batch_size=16)
   if not noise:

@@ -109,15 +109,18 @@ def build(model: Any, settings: Mapping[str, Any], **changes: Any) -> Any:
   def optimizer(name: str) -> Any:
     return tff_partial.sgd(settings[f'{name}_learning_rate'])
 
+  def steps(name: str) -> tff_partial.Phase:
+    return tff_partial.Phase(
+      optimizer=optimizer(name),
+      batch_size=settings['batch_size'],
+      epochs=settings[f'{name}_epochs'],
+      max_steps=settings[f'{name}_steps'],
+    )
+
   arguments: dict[str, Any] = {
     'split': tff_partial.splits.alternating(settings['batch_size']),
-    'reconstruction_optimizer': optimizer('reconstruction'),
-    'reconstruction_epochs': settings['reconstruction_epochs'],
-    'reconstruction_steps': settings['reconstruction_steps'],
-    'update_optimizer': optimizer('update'),
-    'update_epochs': settings['update_epochs'],
-    'update_steps': settings['update_steps'],
-    'batch_size': settings['batch_size'],
+    'reconstruct': steps('reconstruction'),
+    'update': steps('update'),
     'server_optimizer': optimizer('server'),
     **changes,
   }

@@ -289,9 +289,8 @@ def build_query_evaluation(
   work = [phases.placed(part, support) for part in before]
   if personalise:
     adapt = dataclasses.replace(
-      personalise,
+      phases.placed(personalise, support),
       train=train,
-      on=support,
       weights_fn=weights_fn,
       terms=(*personalise.terms, *terms),
       measured=False,

@@ -375,10 +375,15 @@ def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:
 
 
 def placed(part: Any, on: splits.Part) -> Any:
-  """Return a part of a client's work on other examples."""
+  """Return a part of a client's work on other examples, if it chose none."""
   if isinstance(part, Interleaved):
     return Interleaved(tuple(placed(phase, on) for phase in part.phases))
   if isinstance(part, Phase):
+    if part.on.name not in (splits.everything().name, on.name):
+      raise PhaseError(
+        f'Phase(on={part.on.name}): its examples are those that `split` '
+        f'chooses, {on.name}. Leave `on` out, or change `split`.'
+      )
     return dataclasses.replace(part, on=on)
   return part._replace(on=on)
 

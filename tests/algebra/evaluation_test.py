@@ -34,8 +34,7 @@ pytestmark = pytest.mark.usefixtures('in_native')
 def fixture_evaluation() -> evaluation.Evaluation:
   return algorithms.build_fed_recon_eval(
     planted.factorization(planted.constant_user(_START)),
-    reconstruction_epochs=2,
-    batch_size=3,
+    personalise=Phase(epochs=2, batch_size=3),
   )
 
 
@@ -162,8 +161,7 @@ def test_the_evaluation_of_tff_is_ours_too(evaluation, weights):
   mine = algorithms.build_fed_recon_eval(
     evaluation.model,
     split=splits.alternating(3),
-    reconstruction_epochs=2,
-    batch_size=3,
+    personalise=Phase(epochs=2, batch_size=3),
   )
   found = _evaluate(mine, weights, clients).metrics
   assert found['rmse'] == pytest.approx(expected['rmse'], rel=1e-5)

@@ -220,8 +220,8 @@ def test_fed_recon_runs_alike_in_all_runtimes(through):
   model = planted.factorization()
   process = algorithms.build_fed_recon(
     model,
-    reconstruction_optimizer=Exact(),
-    update_optimizer=sgd(0.5),
+    reconstruct=Phase(optimizer=Exact()),
+    update=Phase(optimizer=sgd(0.5)),
     through_solution=through,
   )
   clients = planted.rate({'a': 9, 'b': 4, 'c': 1, 'd': 20})
@@ -243,17 +243,10 @@ def test_order_and_batches_make_no_difference():
   planted.assert_close(forth, back)
 
 
-@pytest.mark.parametrize(
-  'build', [algorithms.build_fed_recon, algorithms.build_fed_recon_eval]
-)
-def test_what_is_shuffled_may_be_reconstructed_exactly(build):
-  build(planted.factorization(), reconstruction_optimizer=Exact(), shuffle=True)
-
-
 def test_query_set_has_no_part_in_it():
   measuring = algorithms.build_fed_recon_eval(
     planted.factorization(),
-    reconstruction_optimizer=Exact(),
+    personalise=Phase(optimizer=Exact()),
     split=splits.halves(),
   )
   clients = planted.rate({'a': 10})
@@ -358,7 +351,7 @@ def test_what_cannot_be_solved_is_refused(options, message):
   with pytest.raises(ExactError, match=message):
     algorithms.build_fed_recon_fine_tuning_eval(
       _model(**options),
-      reconstruct=Phase(optimizer=Exact()),
+      personalise=Phase(optimizer=Exact()),
       tune=Phase(max_steps=0),
     )
 

@@ -17,6 +17,7 @@ from tff_partial import processes
 from tff_partial.composition import Aggregation
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
 layers = tf.keras.layers
@@ -73,25 +74,25 @@ _SETTINGS = {
   'epochs and steps': Setting(
     {
       'split': splits.alternating(3),
-      'reconstruction_epochs': 3,
-      'reconstruction_steps': 4,
-      'update_epochs': 2,
-      'update_steps': 3,
+      'reconstruct': {'epochs': 3, 'max_steps': 4},
+      'update': {'epochs': 2, 'max_steps': 3},
     },
     _in_batches_of_3,
     (3, 4),
     (2, 3),
   ),
-  'no reconstruction': Setting({'reconstruction_steps': 0}, _in_halves, (1, 0)),
+  'no reconstruction': Setting(
+    {'reconstruct': {'max_steps': 0}}, _in_halves, (1, 0)
+  ),
   'joint training': Setting(
-    {'joint': True, 'update_epochs': 2}, _in_halves, update=(2, 100)
+    {'joint': True, 'update': {'epochs': 2}}, _in_halves, update=(2, 100)
   ),
   'support is query': Setting({'split': splits.same()}, _all_twice),
   'all alike': Setting({'aggregation': _ALIKE}, _in_halves),
   'other rates': Setting(
     {
-      'reconstruction_optimizer': sgd(0.2),
-      'update_optimizer': sgd(0.05),
+      'reconstruct': {'optimizer': sgd(0.2)},
+      'update': {'optimizer': sgd(0.05)},
       'server_optimizer': sgd(0.5),
     },
     _in_halves,
@@ -112,7 +113,7 @@ def _client_by_hand(
   """A client's table after a round, its errors, and how much it weighs."""
   table, user = table.copy(), np.full(planted.NUM_FACTORS, _START)
   rates = {'local': 0.1, 'global': 0.1}
-  if 'update_optimizer' in setting.options:
+  if 'server_optimizer' in setting.options:
     rates = {'local': 0.2, 'global': 0.05}
   support, query = setting.parts(len(fields['x']))
   for rows in _batches(support, *setting.reconstruction):
@@ -136,8 +137,17 @@ def _client_by_hand(
   return table, errors, weight
 
 
-def _build(**options: Any) -> processes.PartialProcess:
-  return algorithms.build_fed_recon(_model(), batch_size=3, **options)
+def _build(
+  reconstruct: Mapping[str, Any] = {},
+  update: Mapping[str, Any] = {},
+  **options: Any,
+) -> processes.PartialProcess:
+  return algorithms.build_fed_recon(
+    _model(),
+    reconstruct=Phase(batch_size=3, **reconstruct),
+    update=Phase(batch_size=3, **update),
+    **options,
+  )
 
 
 @functools.cache
@@ -259,10 +269,8 @@ def _of_tff(
       planted.constant_user(_START),
       _rating_clients(),
       {
-        'reconstruction_epochs': 4,
-        'reconstruction_steps': 7,
-        'update_epochs': 2,
-        'update_steps': 4,
+        'reconstruct': {'epochs': 4, 'max_steps': 7},
+        'update': {'epochs': 2, 'max_steps': 4},
         'aggregation': _ALIKE,
       },
       {
@@ -275,7 +283,7 @@ def _of_tff(
     (
       _dense,
       _dense_clients(),
-      {'reconstruction_epochs': 2, 'update_epochs': 2},
+      {'reconstruct': {'epochs': 2}, 'update': {'epochs': 2}},
       {'recon_epochs': 2, 'post_recon_epochs': 2},
     ),
   ],
@@ -290,11 +298,16 @@ def test_tff_comes_to_the_same_weights(build, clients, mine, theirs):
   process = algorithms.build_fed_recon(
     model,
     split=splits.alternating(batch_size),
-    batch_size=batch_size,
-    reconstruction_optimizer=sgd(0.2),
-    update_optimizer=sgd(0.1),
     server_optimizer=sgd(1.0),
-    **mine,
+    **{
+      **mine,
+      'reconstruct': Phase(
+        optimizer=sgd(0.2), batch_size=batch_size, **mine.get('reconstruct', {})
+      ),
+      'update': Phase(
+        optimizer=sgd(0.1), batch_size=batch_size, **mine.get('update', {})
+      ),
+    },
   )
   weighting = mine.get('aggregation', Aggregation()).client_weighting
   reference = _of_tff(

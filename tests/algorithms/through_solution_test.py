@@ -54,11 +54,9 @@ def _step(
   """The GLOBAL weights before and after a round of one client."""
   process = algorithms.build_fed_recon(
     model,
-    reconstruction_optimizer=settings,
-    update_optimizer=sgd(0.1),
-    batch_size=None,
+    reconstruct=Phase(optimizer=settings, batch_size=None),
+    update=Phase(optimizer=sgd(0.1), batch_size=None, **update),
     through_solution=through,
-    **update,
   )
   with runtimes.native():
     before, after = planted.before_and_after(process, {'a': fields}, 1)
@@ -86,7 +84,7 @@ def test_step_by_hand(through: bool, steps: int, expected: float) -> None:
     'x': np.ones([2, 1], np.float32),
     'y': np.array([[4], [0]], np.float32),
   }
-  found = _step(model, fields, Exact(ridge=3.0), through, update_epochs=steps)
+  found = _step(model, fields, Exact(ridge=3.0), through, epochs=steps)
   np.testing.assert_allclose(found['shared/kernel'][1], [[expected]], rtol=1e-5)
 
 
@@ -127,7 +125,7 @@ def test_step_follows_the_slope_of_the_evaluation(kind: str) -> None:
     fields = {'x': draw.normal(size=[12, 3]).astype(np.float32), 'y': labels}
   moved = _step(model, fields, settings)
   measuring = algorithms.build_fed_recon_eval(
-    model, reconstruction_optimizer=settings
+    model, personalise=Phase(optimizer=settings)
   )
 
   def loss(weights: dict[str, np.ndarray]) -> float:

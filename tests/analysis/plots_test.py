@@ -24,12 +24,15 @@ pytestmark = pytest.mark.usefixtures('in_cohorts')
 
 def _world(**options: Any) -> small_runs.World:
   model = small_runs.build_model()
-  steps: dict[str, Any] = {'reconstruction_steps': 2}
+  steps = tff_partial.Phase(max_steps=2)
   return small_runs.World(
     tff_partial.algorithms.build_fed_recon(
-      model, update_optimizer=phases.sgd(0.5), **steps, **options
+      model,
+      reconstruct=steps,
+      update=tff_partial.Phase(optimizer=phases.sgd(0.5)),
+      **options,
     ),
-    tff_partial.algorithms.build_fed_recon_eval(model, **steps),
+    tff_partial.algorithms.build_fed_recon_eval(model, personalise=steps),
   )
 
 

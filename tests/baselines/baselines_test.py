@@ -155,7 +155,11 @@ def test_fed_rep_without_local_weights_is_fed_avg(plain):
 @pytest.mark.slow
 def test_fed_recon_without_local_weights_is_fed_avg_on_its_query_set():
   split = splits.halves()
-  found = _run(algorithms.build_fed_recon(_model(), split=split, batch_size=4))
+  steps = Phase(batch_size=4)
+  process = algorithms.build_fed_recon(
+    _model(), split=split, reconstruct=steps, update=steps
+  )
+  found = _run(process)
   training = Phase(on=split.query, batch_size=4)
   expected = _run(algorithms.build_fed_avg(_model(), training=training))
   planted.assert_same(found.weights, expected.weights)

@@ -266,7 +266,7 @@ def test_local_weights_are_rebuilt_before(clients):
   """Without a share, that is the evaluation of FedRecon."""
   model = _model(local='head')
   weights = planted.as_model_weights({'turn/kernel': np.eye(2, dtype='f')})
-  recon = algorithms.build_fed_recon_eval(model, reconstruction_epochs=3)
+  recon = algorithms.build_fed_recon_eval(model, personalise=Phase(epochs=3))
   personalise = Phase(epochs=3)
   alone, mixed, expected = (
     planted.evaluate(measuring, weights, clients).metrics['loss']

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tff_partial import algorithms
 from tff_partial import from_keras
+from tff_partial import Phase
 from tff_partial import sgd
 from tff_partial.checks import leak_probe
 from tff_partial.checks import split_personalization
@@ -42,7 +43,10 @@ def _factors() -> tf.keras.Model:
 @pytest.mark.slow
 def test_what_diverges_is_not_probed() -> None:
   model = from_keras(_factors, local='own', loss='mse')
-  steps = {'reconstruction_optimizer': sgd(1e30), 'batch_size': 4}
-  evaluation = algorithms.build_fed_recon_eval(model, split=_SPLIT, **steps)
+  steps = Phase(optimizer=sgd(1e30), batch_size=4)
+  evaluation = algorithms.build_fed_recon_eval(
+    model, split=_SPLIT, personalise=steps
+  )
+  process = algorithms.build_fed_recon(model, reconstruct=steps)
   with pytest.raises(split_personalization.CheckError, match='not finite'):
-    _probe(algorithms.build_fed_recon(model, **steps), evaluation, 10, 1)
+    _probe(process, evaluation, 10, 1)

@@ -351,7 +351,7 @@ def test_weights_of_examples_and_first_values_by_hand(slope, tmp_path):
 @pytest.mark.slow
 def test_a_device_takes_the_steps_of_the_process(slope, tmp_path):
   process = tff_partial.algorithms.build_fed_recon(
-    slope, reconstruction_epochs=lambda done: 10 * done
+    slope, reconstruct=tff_partial.Phase(epochs=lambda done: 10 * done)
   )
   fields = {name: _support()[name] for name in ('x', 'y')}
   clients = tff_partial.pack({'ann': fields}, process.example_spec)

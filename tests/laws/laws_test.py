@@ -165,12 +165,10 @@ def _brought(
 _add_lora = tff_partial.add_lora
 _BOTH_RATES = {tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.05)}
 _RECON: Options = {
-  'reconstruction_optimizer': sgd(0.1),
-  'reconstruction_epochs': 5,
-  'update_optimizer': sgd(0.1),
-  'update_epochs': 5,
+  'reconstruct': Phase(optimizer=sgd(0.1), epochs=5),
+  'update': Phase(optimizer=sgd(0.1), epochs=5),
 }
-_TEN_EPOCHS = {'reconstruction_epochs': 10}
+_TEN_EPOCHS = {'personalise': Phase(epochs=10)}
 _FINE_TUNED = {
   'personalise': Phase(optimizer=sgd(0.1), epochs=30),
   'split': splits.same(),
@@ -182,11 +180,10 @@ ROWS = [
   _partly_local('fed_recon', measuring=_TEN_EPOCHS, **_RECON),
   _partly_local(
     'fed_recon, exact',
-    measuring={'reconstruction_optimizer': Exact(ridge=1.0)},
+    measuring={'personalise': Phase(optimizer=Exact(ridge=1.0))},
     exact=False,
-    reconstruction_optimizer=Exact(ridge=1.0),
-    update_optimizer=sgd(0.02),
-    update_epochs=5,
+    reconstruct=Phase(optimizer=Exact(ridge=1.0)),
+    update=Phase(optimizer=sgd(0.02), epochs=5),
   ),
   _partly_local('fed_als', exact=False, template='posterior'),
   _partly_local('fed_ials', exact=False, template='implicit'),
@@ -216,10 +213,10 @@ ROWS = [
     'fed_recon, adaptive',
     measuring=_TEN_EPOCHS,
     split=splits.shuffled(splits.alternating(4)),
-    batch_size=4,
-    reconstruction_optimizer=optimizers.build_adam(0.02),
-    reconstruction_epochs=10,
-    update_optimizer=optimizers.build_adam(0.05),
+    reconstruct=Phase(
+      optimizer=optimizers.build_adam(0.02), batch_size=4, epochs=10
+    ),
+    update=Phase(optimizer=optimizers.build_adam(0.05), batch_size=4),
     server_optimizer=optimizers.build_yogi(0.1),
     aggregation=Aggregation(
       client_weighting=tff.learning.ClientWeighting.UNIFORM
@@ -229,9 +226,8 @@ ROWS = [
     'fed_recon, learned first values',
     measuring=_TEN_EPOCHS,
     wrap=tff_partial.learn_first_values,
-    reconstruction_optimizer=sgd(0.1),
-    reconstruction_epochs=10,
-    update_optimizer=sgd(0.3),
+    reconstruct=Phase(optimizer=sgd(0.1), epochs=10),
+    update=Phase(optimizer=sgd(0.3)),
   ),
   _partly_local(
     'furl, low-rank adapters of items',
@@ -252,10 +248,7 @@ ROWS = [
   ),
   _partly_local(
     'fed_recon, adapters that are rebuilt',
-    measuring={
-      'reconstruction_optimizer': sgd(0.05),
-      'reconstruction_epochs': 20,
-    },
+    measuring={'personalise': Phase(optimizer=sgd(0.05), epochs=20)},
     wrap=lambda model: _add_lora(
       _brought(model, '', local=None),
       2,
@@ -263,10 +256,8 @@ ROWS = [
       b=tiers.LOCAL,
       train='items',
     ),
-    reconstruction_optimizer=sgd(0.05),
-    reconstruction_epochs=20,
-    update_optimizer=sgd(0.1),
-    update_epochs=5,
+    reconstruct=Phase(optimizer=sgd(0.05), epochs=20),
+    update=Phase(optimizer=sgd(0.1), epochs=5),
   ),
   Row(
     'fed_avg, adapters whose A is frozen',

@@ -45,8 +45,8 @@ _PER = functools.partial(
 )
 _RECON = functools.partial(
   algorithms.build_fed_recon,
-  reconstruction_optimizer=sgd(0.1),
-  update_optimizer=sgd(0.1),
+  reconstruct=Phase(optimizer=sgd(0.1)),
+  update=Phase(optimizer=sgd(0.1)),
 )
 
 
@@ -82,7 +82,9 @@ ROWS = {
   'solved for': _Row(
     options=_SHARED,
     adapters=({'b': 'local', 'where': 'user', 'train': 'items'},),
-    build=functools.partial(_RECON, reconstruction_optimizer=Exact(ridge=1.0)),
+    build=functools.partial(
+      _RECON, reconstruct=Phase(optimizer=Exact(ridge=1.0))
+    ),
   ),
   'bfloat16': _Row(
     'mixed_bfloat16', tolerance=0.02, refused_by_tflite='in bfloat16'

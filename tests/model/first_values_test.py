@@ -73,14 +73,12 @@ def fixture_clients() -> dict[str, planted.Fields]:
   return planted.rate({'a': 8, 'b': 12, 'c': 5})
 
 
-def _round(model: models.PartialModel, clients: Any, **options: Any) -> Any:
+def _round(model: models.PartialModel, clients: Any, steps: int | None) -> Any:
   """A round of FedRecon; returns the weights of all before and after."""
   process = algorithms.build_fed_recon(
     model,
-    reconstruction_optimizer=sgd(_RATE),
-    update_optimizer=sgd(0.1),
-    batch_size=4,
-    **options,
+    reconstruct=tff_partial.Phase(optimizer=sgd(_RATE), batch_size=4),
+    update=tff_partial.Phase(optimizer=sgd(0.1), batch_size=4, max_steps=steps),
   )
   return planted.before_and_after(process, clients, 1)
 
@@ -88,15 +86,15 @@ def _round(model: models.PartialModel, clients: Any, **options: Any) -> Any:
 @pytest.mark.slow
 def test_reconstruction_takes_the_steps_from_them(model, clients):
   # After one step of the update first values are other ones.
-  _, plain = _round(_model(), clients, update_steps=1)
-  _, learned = _round(model, clients, update_steps=1)
+  _, plain = _round(_model(), clients, steps=1)
+  _, learned = _round(model, clients, steps=1)
   planted.assert_close(learned['items/embeddings'], plain['items/embeddings'])
 
 
 @pytest.mark.slow
 def test_nothing_of_what_clients_rebuild_is_sent(model, clients):
   # They rebuild, and train nothing that is sent.
-  before, after = _round(model, clients, update_steps=0)
+  before, after = _round(model, clients, steps=0)
   planted.assert_same(before, after)
 
 

@@ -205,7 +205,9 @@ def fixture_trained():
   ):
     model = partial(ratings, of, seed=3)
     process = tff_partial.algorithms.build_fed_recon(
-      model, reconstruction_epochs=2, batch_size=4
+      model,
+      reconstruct=tff_partial.Phase(epochs=2, batch_size=4),
+      update=tff_partial.Phase(batch_size=4),
     )
     data = clients(model)
     with runtime:
@@ -242,7 +244,9 @@ def test_exact_solves_are_those_of_keras_2():
   for of in (keras, tf.keras):
     model = partial(ratings, of, seed=3)
     process = tff_partial.algorithms.build_fed_recon(
-      model, reconstruction_optimizer=tff_partial.Exact(), through_solution=True
+      model,
+      reconstruct=tff_partial.Phase(optimizer=tff_partial.Exact()),
+      through_solution=True,
     )
     result = tff_partial.train(
       process, clients(model), rounds=2, clients_per_round=5, seed=1
@@ -306,7 +310,7 @@ def test_open_lengths_have_the_numbers_of_full_ones_and_of_keras_2():
       metrics=['accuracy'],
       seed=3,
     )
-    process = tff_partial.algorithms.build_fed_recon(model, batch_size=2)
+    process = tff_partial.algorithms.build_fed_recon(model)
     rows = {
       user: [np.pad(row, [0, (length or len(row)) - len(row)]) for row in found]
       for user, found in said.items()

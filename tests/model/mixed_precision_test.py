@@ -159,7 +159,7 @@ def test_exact_solves_see_gradients_of_the_loss_itself():
 
   model = keras_models.from_keras(build, local='own', loss='mse')
   measuring = algorithms.build_fed_recon_eval(
-    model, reconstruction_optimizer=Exact(ridge=5.0), split=splits.same()
+    model, personalise=Phase(optimizer=Exact(ridge=5.0)), split=splits.same()
   )
   x = np.array([[1.0], [2.0]], np.float32)
   (client,) = planted.cohort_of(measuring, {'a': {'x': x, 'y': x}})

@@ -106,11 +106,16 @@ def _process(method: str, settings: problem.Settings) -> Any:
     'FedRecon': lambda: algorithms.build_fed_recon(
       model,
       split=splits.alternating(settings.batch_size),
-      batch_size=settings.batch_size,
-      reconstruction_optimizer=sgd(settings.personal_rate),
-      reconstruction_epochs=settings.personal_epochs,
-      update_optimizer=sgd(settings.rate),
-      update_epochs=settings.epochs,
+      reconstruct=Phase(
+        optimizer=sgd(settings.personal_rate),
+        epochs=settings.personal_epochs,
+        batch_size=settings.batch_size,
+      ),
+      update=Phase(
+        optimizer=sgd(settings.rate),
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+      ),
     ),
     'FedAtt': lambda: baselines.build_fed_att(
       model, step_size=settings.server_rate, training=training

@@ -119,7 +119,7 @@ def test_exact_solves_have_the_same_bits(context):
   """Of a user's vector, and of the gradient through it."""
   process = algorithms.build_fed_recon(
     planted.factorization(),
-    reconstruction_optimizer=Exact(),
+    reconstruct=Phase(optimizer=Exact()),
     through_solution=True,
   )
   with runtimes.cohort(jit=False):

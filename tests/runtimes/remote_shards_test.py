@@ -115,8 +115,8 @@ def _train(process, clients, capacities=(4, 16)):
 def test_any_number_of_workers_comes_to_the_same_bits(model, clients, build):
   options = {
     'fed_recon': {
-      'reconstruction_optimizer': sgd(0.1),
-      'update_optimizer': sgd(0.1),
+      'reconstruct': Phase(optimizer=sgd(0.1)),
+      'update': Phase(optimizer=sgd(0.1)),
     },
     'furl': {'training': Phase(optimizer=sgd(0.1))},
   }[build]

@@ -104,18 +104,20 @@ class World:
       self.train(clients=Spy(self.clients, at), **settings)
 
 
-def reconstruction(**options: Any) -> World:
+def reconstruction(update_epochs: int = 1, **options: Any) -> World:
   """Federated reconstruction of user vectors."""
   model, algorithms = build_model(), tff_partial.algorithms
-  steps: dict[str, Any] = {
-    'reconstruction_steps': 2,
-    'reconstruction_optimizer': tff_partial.sgd(0.3),
-  }
+  steps = tff_partial.Phase(optimizer=tff_partial.sgd(0.3), max_steps=2)
   return World(
     algorithms.build_fed_recon(
-      model, update_optimizer=tff_partial.sgd(0.5), **steps, **options
+      model,
+      reconstruct=steps,
+      update=tff_partial.Phase(
+        optimizer=tff_partial.sgd(0.5), epochs=update_epochs
+      ),
+      **options,
     ),
-    algorithms.build_fed_recon_eval(model, **steps),
+    algorithms.build_fed_recon_eval(model, personalise=steps),
   )
 
 

@@ -32,7 +32,9 @@ def fixture_world():
   )
   process = tff_partial.compose(model, work=[tff_partial.Phase(measured=True)])
   evaluation = tff_partial.algorithms.build_fed_recon_eval(
-    model, split=tff_partial.splits.same(), reconstruction_steps=0
+    model,
+    split=tff_partial.splits.same(),
+    personalise=tff_partial.Phase(max_steps=0),
   )
   return process, evaluation, clients
 

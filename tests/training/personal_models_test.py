@@ -50,7 +50,9 @@ def fixture_clients(model):
 @pytest.fixture(scope='module', name='recon')
 def fixture_recon(model, clients):
   process = tff_partial.algorithms.build_fed_recon(
-    model, batch_size=None, reconstruction_epochs=2
+    model,
+    reconstruct=tff_partial.Phase(epochs=2, batch_size=None),
+    update=tff_partial.Phase(batch_size=None),
   )
   return tff_partial.train(process, clients, rounds=2, clients_per_round=3)
 
@@ -174,7 +176,7 @@ def test_a_personal_copy_of_the_model_is_what_a_client_has(build, clients):
 @pytest.mark.slow
 def test_an_evaluation_says_how_to_personalise_instead(recon, clients, model):
   evaluation = tff_partial.algorithms.build_fed_recon_eval(
-    model, batch_size=None, reconstruction_steps=0
+    model, personalise=tff_partial.Phase(max_steps=0, batch_size=None)
   )
   keras_model = tff_partial.personalise(
     recon, clients, 'u3', evaluation=evaluation

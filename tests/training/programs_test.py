@@ -243,7 +243,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
 def test_another_process_of_the_same_shapes_is_refused(world, whole):
   _, folder = whole
   # With more epochs.
-  slower = small_runs.reconstruction(**_STATEFUL, update_epochs=2)
+  slower = small_runs.reconstruction(update_epochs=2, **_STATEFUL)
   slower.clients, slower.validation = world.clients, world.validation
   for attempt in (
     lambda: slower.train(output_dir=folder),
@@ -508,13 +508,15 @@ def test_a_selection_without_validation_is_refused(plain):
 
 @pytest.mark.slow
 def test_phases_that_swap_their_numbers_are_another_process(plain):
-  def described(**options):
+  def described(*epochs):
+    once, thrice = (tff_partial.Phase(epochs=number) for number in epochs)
     return run_settings.of_process(
-      tff_partial.algorithms.build_fed_recon(plain.process.model, **options)
+      tff_partial.algorithms.build_fed_recon(
+        plain.process.model, reconstruct=once, update=thrice
+      )
     )
 
-  first = described(reconstruction_epochs=1, update_epochs=3)
-  other = described(reconstruction_epochs=3, update_epochs=1)
+  first, other = described(1, 3), described(3, 1)
   with pytest.raises(ProgramError, match='which phase has which'):
     run_settings.check(first, other, 'out')
 

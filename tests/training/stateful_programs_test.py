@@ -417,7 +417,7 @@ def test_an_exam_reads_what_is_remembered_shard_by_shard(
 def fixture_forgetful(world):
   """An evaluation that takes nothing that clients remember."""
   return tff_partial.algorithms.build_fed_recon_eval(
-    world.process.model, reconstruction_steps=1
+    world.process.model, personalise=phases.Phase(max_steps=1)
   )
 
 

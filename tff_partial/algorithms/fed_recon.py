@@ -7,7 +7,7 @@ the client.
 
 Deviations: a client with too few examples for a query set has the weight zero,
 and a client whose update is not finite does not count. A client's weight is
-`|D_q|` as in the paper, even if `update_steps` leaves some of the query set
+`|D_q|` as in the paper, even if `update.max_steps` leaves some of the query set
 unused; TFF's own `build_fed_recon` counts the examples of the steps taken.
 Otherwise the two give the same weights.
 """
@@ -15,17 +15,15 @@ Otherwise the two give the same weights.
 import dataclasses
 
 from tff_partial import evaluation
+from tff_partial import phases
 from tff_partial.client_state import stateless
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
-from tff_partial.phases import Epochs
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
-from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
-from tff_partial.solvers.exact import Exact
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
@@ -34,14 +32,8 @@ def build_fed_recon(
   model: models.PartialModel,
   *,
   split: splits.Split | None = None,
-  reconstruction_optimizer: Optimizer | None = None,
-  reconstruction_epochs: int | Epochs = 1,
-  reconstruction_steps: int | None = None,
-  update_optimizer: Optimizer | None = None,
-  update_epochs: int | Epochs = 1,
-  update_steps: int | None = None,
-  batch_size: int | None = 20,
-  shuffle: bool = False,
+  reconstruct: Phase = Phase(),
+  update: Phase = Phase(),
   joint: bool = False,
   through_solution: bool = False,
   aggregation: Aggregation = Aggregation(),
@@ -52,15 +44,8 @@ def build_fed_recon(
   Args:
     model: The model, with or without local variables.
     split: Support and query set; the two halves by default.
-    reconstruction_optimizer: Optimizer of local weights; SGD with rate 0.1 by
-      default.
-    reconstruction_epochs: Maximum number of passes over the support set.
-    reconstruction_steps: Maximum number of reconstruction steps; 0 for none.
-    update_optimizer: Optimizer of global weights; SGD with rate 0.1 by default.
-    update_epochs: Maximum number of passes over the query set.
-    update_steps: Maximum number of update steps.
-    batch_size: Examples per step; None for all.
-    shuffle: True to reorder examples in each pass; not for an `Exact` solve.
+    reconstruct: How local weights are reconstructed on the support set.
+    update: How global weights are trained on the query set.
     joint: True if the update also trains the local weights, together with the
       global ones.
     through_solution: True if gradients of global weights pass through the
@@ -72,37 +57,26 @@ def build_fed_recon(
 
   Example:
     >>> process = algorithms.build_fed_recon(
-    ...   model, reconstruction_optimizer=sgd(0.1), reconstruction_epochs=5
+    ...   model, reconstruct=Phase(optimizer=sgd(0.1), epochs=5)
     ... )
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
   support, query = split or splits.halves()
-  reconstruct = Phase(
-    train=(LOCAL,),
-    on=support,
-    optimizer=reconstruction_optimizer or sgd(0.1),
-    batch_size=batch_size,
-    epochs=reconstruction_epochs,
-    max_steps=reconstruction_steps,
-    shuffle=shuffle and not isinstance(reconstruction_optimizer, Exact),
+  solve = dataclasses.replace(
+    phases.placed(reconstruct, support), train=(LOCAL,), measured=False
   )
   return compose(
     model,
     client_state=stateless,
     work=[
-      reconstruct,
-      Phase(
+      solve,
+      dataclasses.replace(
+        phases.placed(update, query),
         train=(GLOBAL, LOCAL) if joint else (GLOBAL,),
-        on=query,
-        optimizer=update_optimizer or sgd(0.1),
-        batch_size=batch_size,
-        epochs=update_epochs,
-        max_steps=update_steps,
-        shuffle=shuffle,
         measured=True,
-        through=reconstruct if through_solution else None,
+        through=solve if through_solution else None,
       ),
     ],
     aggregation=aggregation,
@@ -113,12 +87,8 @@ def build_fed_recon(
 def build_fed_recon_eval(
   model: models.PartialModel,
   *,
+  personalise: Phase = Phase(),
   split: splits.Split | None = None,
-  reconstruction_optimizer: Optimizer | None = None,
-  reconstruction_epochs: int | Epochs = 1,
-  reconstruction_steps: int | None = None,
-  batch_size: int | None = 20,
-  shuffle: bool = False,
 ) -> evaluation.Evaluation:
   """Build an evaluation with reconstructed local weights.
 
@@ -127,38 +97,26 @@ def build_fed_recon_eval(
 
   Args:
     model: The model.
+    personalise: How local weights are reconstructed.
     split: Support and query set; the two halves by default.
-    reconstruction_optimizer: Optimizer of local weights; SGD with rate 0.1 by
-      default.
-    reconstruction_epochs: Maximum number of passes over the support set.
-    reconstruction_steps: Maximum number of reconstruction steps; 0 for none.
-    batch_size: Examples per reconstruction step; None for all.
-    shuffle: As in training.
 
   Example:
     >>> evaluation = algorithms.build_fed_recon_eval(
-    ...   model, reconstruction_optimizer=sgd(0.1), reconstruction_epochs=5
+    ...   model, personalise=Phase(optimizer=sgd(0.1), epochs=5)
     ... )
+
+  Raises:
+    PhaseError: If the arguments do not fit together.
   """
   return evaluation.build_query_evaluation(
-    model,
-    client_state=stateless,
-    train=(LOCAL,),
-    personalise=Phase(
-      optimizer=reconstruction_optimizer or sgd(0.1),
-      batch_size=batch_size,
-      epochs=reconstruction_epochs,
-      max_steps=reconstruction_steps,
-      shuffle=shuffle and not isinstance(reconstruction_optimizer, Exact),
-    ),
-    split=split,
+    model, train=(LOCAL,), personalise=personalise, split=split
   )
 
 
 def build_fed_recon_fine_tuning_eval(
   model: models.PartialModel,
   *,
-  reconstruct: Phase,
+  personalise: Phase,
   tune: Phase,
   split: splits.Split | None = None,
 ) -> evaluation.Evaluation:
@@ -169,13 +127,13 @@ def build_fed_recon_fine_tuning_eval(
 
   Args:
     model: The model.
-    reconstruct: How local weights are reconstructed.
+    personalise: How local weights are reconstructed.
     tune: How global weights are tuned, all of them or those that it names.
     split: Support and query set; the two halves by default.
 
   Example:
     >>> evaluation = algorithms.build_fed_recon_fine_tuning_eval(
-    ...   model, reconstruct=Phase(epochs=5), tune=Phase(optimizer=sgd(0.01))
+    ...   model, personalise=Phase(epochs=5), tune=Phase(optimizer=sgd(0.01))
     ... )
 
   Raises:
@@ -186,7 +144,7 @@ def build_fed_recon_fine_tuning_eval(
     client_state=stateless,
     before=[
       dataclasses.replace(phase, train=(tier,), measured=False)
-      for phase, tier in ((reconstruct, LOCAL), (tune, GLOBAL))
+      for phase, tier in ((personalise, LOCAL), (tune, GLOBAL))
     ],
     split=split,
   )

@@ -22,18 +22,11 @@ if TYPE_CHECKING:
 def fed_recon(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  personal, update = run.local.of_personal(), run.local.of_global()
   return tff_partial.algorithms.build_fed_recon(
     model,
     split=run.local.build_split(),
-    reconstruction_optimizer=personal.optimizer,
-    reconstruction_epochs=personal.epochs,
-    reconstruction_steps=personal.max_steps,
-    update_optimizer=update.optimizer,
-    update_epochs=update.epochs,
-    update_steps=update.max_steps,
-    batch_size=update.batch_size,
-    shuffle=update.shuffle,
+    reconstruct=run.local.of_personal(),
+    update=run.local.of_global(),
     joint=run.hyperparameters.joint,
     through_solution=run.hyperparameters.through_solution,
     **run.server_arguments(),
@@ -43,15 +36,10 @@ def fed_recon(
 def fed_recon_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
-  personal = run.local.when_measured(run.local.of_personal())
   return tff_partial.algorithms.build_fed_recon_eval(
     model,
+    personalise=run.local.when_measured(run.local.of_personal()),
     split=measuring.get('split') or run.local.split_when_measured(),
-    reconstruction_optimizer=personal.optimizer,
-    reconstruction_epochs=personal.epochs,
-    reconstruction_steps=personal.max_steps,
-    batch_size=personal.batch_size,
-    shuffle=personal.shuffle,
   )
 
 
@@ -61,7 +49,7 @@ def fed_recon_fine_tuning_eval(
   return tff_partial.algorithms.build_fed_recon_fine_tuning_eval(
     model,
     split=measuring.get('split') or run.local.split_when_measured(),
-    reconstruct=run.local.when_measured(run.local.of_personal()),
+    personalise=run.local.when_measured(run.local.of_personal()),
     tune=run.local.of_tuning_global(),
   )
 

@@ -127,6 +127,9 @@ class LocalTraining(Options):
   )
   repeats: int = detail(5, 'Steps of pFedMe on each batch, K.', at_least=1)
   shuffle: bool = option(False, 'Take examples in a new order in each pass.')
+  drop_remainder: bool = detail(
+    False, 'Drop the last batch of a pass if it is smaller than the others.'
+  )
   split: str = option(
     'halves',
     'Support and query set: first and second half; first share and the rest; '
@@ -199,6 +202,7 @@ class LocalTraining(Options):
       epochs=getattr(self, f'{name}_epochs'),
       max_steps=getattr(self, f'{name}_steps'),
       shuffle=self.shuffle,
+      drop_remainder=self.drop_remainder,
     )
 
   def of_personal(self) -> phases.Phase:

@@ -168,8 +168,8 @@ def test_a_program_reads_a_flag_that_is_also_of_another_task():
 
 
 @pytest.mark.slow
-def test_fed_recon_shuffles():
-  local = LocalTraining(shuffle=True)
+def test_fed_recon_shuffles_and_drops_remainders():
+  local = LocalTraining(shuffle=True, drop_remainder=True)
   setting = Setting(
     mock.MagicMock(), local, Server(), Hyperparameters(), Privacy()
   )
@@ -178,6 +178,7 @@ def test_fed_recon_shuffles():
   reconstruct, update = how.build(model, setting).work.work
   adapt, _ = how.measure(model, setting, {}).parts.work
   assert reconstruct.shuffle and update.shuffle and adapt.shuffle
+  assert all(p.drop_remainder for p in (reconstruct, update, adapt))
   # An exact solve takes no passes.
   exact = Optimizer('reconstruction', '', optimizer='exact')
   local = LocalTraining(shuffle=True, reconstruction=exact)

@@ -215,9 +215,9 @@ def fixture_personal(unseen):
   return tff_partial.algorithms.build_fed_recon_eval(
     unseen.model_with('own'),
     split=splits.same(),
-    reconstruction_steps=20,
-    reconstruction_optimizer=phases.sgd(0.5),
-    batch_size=5,
+    personalise=phases.Phase(
+      optimizer=phases.sgd(0.5), max_steps=20, batch_size=5
+    ),
   )
 
 

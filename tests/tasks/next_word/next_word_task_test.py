@@ -249,14 +249,12 @@ def test_tuning_after_reconstruction_by_nothing_changes_nothing():
   """With a rate of zero it is FedRecon's evaluation; otherwise it is not."""
   model = _task().model_with(OWN)
   rebuild = phases.Phase(optimizer=phases.sgd(0.3), batch_size=4)
-  plain = algorithms.build_fed_recon_eval(
-    model, reconstruction_optimizer=phases.sgd(0.3), batch_size=4
-  )
+  plain = algorithms.build_fed_recon_eval(model, personalise=rebuild)
   losses = [
     _loss(
       algorithms.build_fed_recon_fine_tuning_eval(
         model,
-        reconstruct=rebuild,
+        personalise=rebuild,
         tune=phases.Phase(optimizer=phases.sgd(rate), batch_size=4),
         split=splits.halves(),
       )

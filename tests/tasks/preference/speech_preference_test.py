@@ -129,7 +129,7 @@ def test_nobody_trains_on_what_is_tested(task):
 @pytest.mark.slow
 def test_it_trains(task):
   model = task.model_with('own')
-  process = tff_partial.algorithms.build_fed_recon(model, batch_size=10)
+  process = tff_partial.algorithms.build_fed_recon(model)
   clients = task.clients('train', process.example_spec)
   with tff_partial.runtimes.cohort(jit=False):
     trained = tff_partial.train(process, clients, rounds=1, clients_per_round=2)
