@@ -50,7 +50,7 @@ _ATTENTION = 'attention'
 def build_fed_att(
   model: models.PartialModel,
   *,
-  step_size: float = 1.0,
+  server_learning_rate: float = 1.0,
   training: Phase = Phase(),
   aggregation: Aggregation = Aggregation(),
 ) -> PartialProcess:
@@ -58,22 +58,23 @@ def build_fed_att(
 
   Args:
     model: The model; its local variables, if any, are trained and remembered.
-    step_size: epsilon of the paper, the server's step size.
+    server_learning_rate: epsilon of the paper, the server's step size.
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
     aggregation: How the server averages clients' messages; by default clients
       are weighted only by attention.
 
   Example:
-    >>> process = baselines.build_fed_att(whole, step_size=1.0)
+    >>> process = baselines.build_fed_att(whole, server_learning_rate=1.0)
 
   Raises:
     SettingError, CompositionError, PhaseError: If the arguments do not fit
       together.
   """
-  if not 0.0 < step_size < math.inf:
+  if not 0.0 < server_learning_rate < math.inf:
     raise SettingError(
-      f'step_size={step_size}: the server follows by a positive, finite number.'
+      f'server_learning_rate={server_learning_rate}: the server follows by a '
+      'positive, finite number.'
     )
   aggregation = with_equal_weights(aggregation)
   mean = aggregation.aggregator or aggregators.MeanFactory()
@@ -83,7 +84,7 @@ def build_fed_att(
     aggregation=dataclasses.replace(
       aggregation, aggregator=AttentiveFactory(mean)
     ),
-    server_optimizer=sgd(step_size),
+    server_optimizer=sgd(server_learning_rate),
   )
 
 

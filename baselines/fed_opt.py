@@ -43,7 +43,7 @@ def build_fed_adam(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
-  learning_rate: float = 0.01,
+  server_learning_rate: float = 0.01,
   beta_1: float = 0.9,
   beta_2: float = 0.99,
   tau: float = 1e-3,
@@ -55,7 +55,7 @@ def build_fed_adam(
   Args:
     model: The model, without local variables.
     training: How a client trains: optimizer, batches, epochs.
-    learning_rate: eta of the paper, at the server.
+    server_learning_rate: eta of the paper, at the server.
     beta_1: Decay of the first moment.
     beta_2: Decay of the second moment.
     tau: Degree of adaptivity; with `TFF` outside the bias correction.
@@ -63,7 +63,7 @@ def build_fed_adam(
     aggregation: How the server aggregates updates.
 
   Example:
-    >>> process = baselines.build_fed_adam(whole, learning_rate=0.01)
+    >>> process = baselines.build_fed_adam(whole, server_learning_rate=0.01)
 
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
@@ -73,7 +73,9 @@ def build_fed_adam(
     model,
     training=training,
     aggregation=aggregation,
-    server_optimizer=_server(False, rule, learning_rate, beta_1, beta_2, tau),
+    server_optimizer=_server(
+      False, rule, server_learning_rate, beta_1, beta_2, tau
+    ),
   )
 
 
@@ -81,7 +83,7 @@ def build_fed_yogi(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
-  learning_rate: float = 0.01,
+  server_learning_rate: float = 0.01,
   beta_1: float = 0.9,
   beta_2: float = 0.99,
   tau: float = 1e-3,
@@ -93,12 +95,12 @@ def build_fed_yogi(
   Args:
     model: The model, without local variables.
     training: How a client trains: optimizer, batches, epochs.
-    learning_rate: eta of the paper, at the server.
+    server_learning_rate: eta of the paper, at the server.
     beta_1, beta_2, tau, rule, aggregation: As for `build_fed_adam`; the second
       moment is initialized to `tau` squared.
 
   Example:
-    >>> process = baselines.build_fed_yogi(whole, learning_rate=0.01)
+    >>> process = baselines.build_fed_yogi(whole, server_learning_rate=0.01)
 
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
@@ -108,7 +110,9 @@ def build_fed_yogi(
     model,
     training=training,
     aggregation=aggregation,
-    server_optimizer=_server(True, rule, learning_rate, beta_1, beta_2, tau),
+    server_optimizer=_server(
+      True, rule, server_learning_rate, beta_1, beta_2, tau
+    ),
   )
 
 
@@ -143,13 +147,13 @@ class _AsPrinted(Optimizer):
   def __init__(
     self,
     is_yogi: bool,
-    learning_rate: float,
+    server_learning_rate: float,
     beta_1: float,
     beta_2: float,
     tau: float,
   ):
     self._is_yogi = is_yogi
-    self._learning_rate = learning_rate
+    self._learning_rate = server_learning_rate
     self._beta_1, self._beta_2, self._tau = beta_1, beta_2, tau
 
   def initialize(self, specs: Any) -> Any:

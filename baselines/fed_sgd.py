@@ -17,7 +17,7 @@ from tff_partial.templates import partial_training
 def build_fed_sgd(
   model: models.PartialModel,
   *,
-  learning_rate: float = 0.1,
+  client_learning_rate: float = 0.1,
   on: splits.Part = splits.everything(),
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
@@ -26,21 +26,21 @@ def build_fed_sgd(
 
   Args:
     model: The model, without local variables.
-    learning_rate: eta of the paper. For another optimizer at the server, pass 1
-      and the `server_optimizer`, which then applies the mean gradient.
+    client_learning_rate: eta of the paper. For another optimizer at the server,
+      pass 1 and the `server_optimizer`, which then applies the mean gradient.
     on: The examples of the gradient.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
   Example:
-    >>> process = baselines.build_fed_sgd(whole, learning_rate=0.1)
+    >>> process = baselines.build_fed_sgd(whole, client_learning_rate=0.1)
 
   Raises:
     CompositionError: If the arguments do not fit together.
   """
   return partial_training.build_global(
     model,
-    training=Phase(on=on, optimizer=sgd(learning_rate), batch_size=None),
+    training=Phase(on=on, optimizer=sgd(client_learning_rate), batch_size=None),
     aggregation=aggregation,
     server_optimizer=server_optimizer,
   )

@@ -109,8 +109,8 @@ def build_p_fed_km(
   parts: assignments.FedEmbedVariables,
   gradients: str = MODEL,
   training: Phase = Phase(),
-  rate: float = 1.0,
-  server_rate: float | None = None,
+  client_learning_rate: float = 1.0,
+  server_learning_rate: float | None = None,
   aggregation: Aggregation = Aggregation(),
   server_optimizer: Optimizer | None = None,
 ) -> PartialProcess:
@@ -125,10 +125,10 @@ def build_p_fed_km(
       of the linear head, whose gradient is clustered.
     gradients: MODEL or HEAD, the variables of the gradient.
     training: How clients train the encoder and the head of their cluster.
-    rate: The fraction of the way to its gradient that a client moves the
-      center.
-    server_rate: Rate of plain gradient descent on the centers by the aggregated
-      moves; with None the server's optimizer moves them.
+    client_learning_rate: The fraction of the way to its gradient that a client
+      moves the center.
+    server_learning_rate: Rate of plain gradient descent on the centers by the
+      aggregated moves; with None the server's optimizer moves them.
     aggregation: How the server aggregates updates.
     server_optimizer: Applies aggregated updates; SGD with rate 1 by default.
 
@@ -139,7 +139,7 @@ def build_p_fed_km(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  choice, moves = _clusters(parts, gradients, rate, training.on)
+  choice, moves = _clusters(parts, gradients, client_learning_rate, training.on)
   return compose(
     model,
     client_state=_CLIENT_STATE[gradients],
@@ -157,7 +157,7 @@ def build_p_fed_km(
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizers.by_name(
-      assignments.prototype_optimizers(parts, server_rate),
+      assignments.prototype_optimizers(parts, server_learning_rate),
       server_optimizer or sgd(1.0),
     ),
   )

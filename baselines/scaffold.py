@@ -13,7 +13,6 @@ c_i. Batches are those of `training`.
 """
 
 import collections
-import dataclasses
 import functools
 
 import tensorflow as tf
@@ -32,7 +31,6 @@ from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
-from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
 from tff_partial.terms import linear
@@ -46,7 +44,6 @@ def build_scaffold(
   model: models.PartialModel,
   *,
   num_clients: int,
-  learning_rate: float | None = None,
   option: int = 2,
   training: Phase = Phase(),
   aggregation: Aggregation = Aggregation(),
@@ -57,11 +54,10 @@ def build_scaffold(
   Args:
     model: The model, without local variables.
     num_clients: N of the paper, the number of all clients.
-    learning_rate: eta_l of the paper, the rate of the clients' SGD; that of
-      `training.optimizer` by default.
     option: 1 or 2: the update of control variates. Option 1 needs one more pass
       over all examples.
-    training: How a client trains: rate, batches and epochs.
+    training: How a client trains: SGD with the rate eta_l of the paper, batches
+      and epochs.
     aggregation: How the server aggregates updates; as in the paper, clients
       have equal weights by default.
     server_optimizer: Applies aggregated updates; eta_g is its rate, 1 by
@@ -74,9 +70,9 @@ def build_scaffold(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  learning_rate = _rate_of(training, learning_rate)
-  _check(num_clients, learning_rate, option, training)
-  renewed = functools.partial(_renewed, learning_rate, option)
+  _check(num_clients, option, training)
+  rate = optimizers.rate_of(training.optimizer_of(GLOBAL))
+  renewed = functools.partial(_renewed, rate, option)
   controls = client_statistics.Statistic(
     _CONTROL,
     summarize=lambda client: tiers.delta(renewed(client), client.remembered),
@@ -89,12 +85,11 @@ def build_scaffold(
   gradients = Compute(
     _CONTROL, lambda client: client.gradients(loss=training.loss), training.on
   )
-  steps = dataclasses.replace(training, optimizer=sgd(learning_rate))
   return compose(
     model,
     work=[
       *([gradients] if option == 1 else []),
-      partial_training.trained(steps, correction),
+      partial_training.trained(training, correction),
     ],
     client_state=client_state.persist_slopes(renewed),
     statistics=[controls],
@@ -107,39 +102,24 @@ def build_scaffold(
 build_scaffold_eval = partial_training.build_evaluation
 
 
-def _rate_of(training: Phase, given: float | None) -> float:
-  """Return the rate of clients' steps, which may be given in either place."""
-  own, usual = training.optimizer_of(GLOBAL), Phase().optimizer_of(GLOBAL)
-  if not optimizers.is_plain_descent(own):
-    raise SettingError(
-      'training.optimizer: clients take plain steps of `learning_rate`, which '
-      'control variates correct. Leave it out.'
-    )
-  rates = [optimizers.rate_of(each) for each in (own, usual)]
-  if given is None:
-    return rates[0]
-  if rates[0] not in (given, rates[1]):
-    raise SettingError(
-      f'learning_rate={given}: `training.optimizer` takes steps of {rates[0]}. '
-      'Leave one of the two out.'
-    )
-  return given
-
-
-def _check(
-  num_clients: int, learning_rate: float, option: int, training: Phase
-) -> None:
+def _check(num_clients: int, option: int, training: Phase) -> None:
   if option not in (1, 2):
     raise SettingError(f'option={option}: the paper has the options 1 and 2.')
-  if not (num_clients >= 1 and learning_rate > 0.0):
+  if num_clients < 1:
+    raise SettingError(f'num_clients={num_clients}: it must be positive.')
+  optimizer = training.optimizer_of(GLOBAL)
+  if not (
+    optimizers.is_plain_descent(optimizer)
+    and optimizers.rate_of(optimizer) > 0.0
+  ):
     raise SettingError(
-      f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
-      'positive.'
+      'training.optimizer: clients take plain steps of a positive rate, which '
+      'control variates correct. Give `sgd(rate)`.'
     )
   if option == 2 and training.rate_factor != 1.0:
     raise SettingError(
-      'rate_factor: option 2 divides by the rate of the steps, which is '
-      f'learning_rate={learning_rate}. Give that rate itself, or take option 1.'
+      'rate_factor: option 2 divides by the rate of the steps, that of '
+      '`training.optimizer`. Give that rate itself, or take option 1.'
     )
 
 
@@ -157,7 +137,7 @@ def _moved(
 
 
 def _renewed(
-  learning_rate: float, option: int, client: ClientContext
+  rate: float, option: int, client: ClientContext
 ) -> tiers.NamedTensors:
   """Return the client's new control variate."""
   steps = outcome_of(client).num_steps[GLOBAL]
@@ -165,7 +145,7 @@ def _renewed(
     found = client.computed[_CONTROL]
   else:
     moved = tiers.delta(client.received[GLOBAL], client.weights[GLOBAL])
-    way = learning_rate * tf.cast(steps, tf.float32)
+    way = rate * tf.cast(steps, tf.float32)
     found = tf.nest.map_structure(
       lambda own, shared, moved: (
         own - shared + tf.math.divide_no_nan(moved, tf.cast(way, moved.dtype))

@@ -85,7 +85,7 @@ def _our_process(method: str) -> Any:
       model, penalty=PENALTY, training=training
     ),
     'SCAFFOLD': lambda: build_scaffold(
-      model, num_clients=CLIENTS, learning_rate=RATE, training=training
+      model, num_clients=CLIENTS, training=training
     ),
     'Ditto': lambda: algorithms.build_ditto(
       model, penalty=PENALTY, training=training, personal=training

@@ -116,8 +116,8 @@ def by_prototype(
   steps: int = 10,
   optimizer: Optimizer | None = None,
   forming: Phase | None = None,
-  rate: float = 0.1,
-  server_rate: float | None = None,
+  client_learning_rate: float = 0.1,
+  server_learning_rate: float | None = None,
 ) -> Assignment:
   """Assign clients to the nearest prototype: FedEmbed-Prototype, section 3.3.2.
 
@@ -135,10 +135,10 @@ def by_prototype(
     optimizer: The optimizer of these steps; SGD with rate 0.1 by default.
     forming: How clients form their embedding before, by
       `FedEmbedVariables.shared_loss`; not at all by default.
-    rate: The fraction of the way from a prototype to its embedding that a
-      prototypical client sends.
-    server_rate: Rate of plain gradient descent on the prototypes by the
-      aggregated moves; with None the server's optimizer moves them.
+    client_learning_rate: The fraction of the way from a prototype to its
+      embedding that a prototypical client sends.
+    server_learning_rate: Rate of plain gradient descent on the prototypes by
+      the aggregated moves; with None the server's optimizer moves them.
   """
   distances, sub_population = _distances(parts), _known(parts)
   is_prototypical = _told(
@@ -180,8 +180,8 @@ def by_prototype(
   return Assignment(
     groups.Assign(choose),
     before=(*_formed(parts, forming), pull),
-    after=(prototype_phase(parts, to_own, rate),),
-    server_optimizers=prototype_optimizers(parts, server_rate),
+    after=(prototype_phase(parts, to_own, client_learning_rate),),
+    server_optimizers=prototype_optimizers(parts, server_learning_rate),
   )
 
 
@@ -189,8 +189,8 @@ def by_map(
   parts: FedEmbedVariables,
   *,
   forming: Phase | None = None,
-  rate: float = 0.1,
-  server_rate: float | None = None,
+  client_learning_rate: float = 0.1,
+  server_learning_rate: float | None = None,
   radius: float = 1.0,
   rows: int = 1,
 ) -> Assignment:
@@ -206,11 +206,11 @@ def by_map(
     parts: The parts of the model; its prototypes are the nodes.
     forming: How clients form their embedding before, by
       `FedEmbedVariables.shared_loss`; not at all by default.
-    rate: The fraction of the way that a node moves.
-    server_rate: Rate of plain gradient descent on the nodes by the aggregated
-      moves; 1 applies their mean over all clients of the cohort, few of which
-      may have moved a node. With None the server's optimizer moves them; an
-      adaptive one does not move them to their clients.
+    client_learning_rate: The fraction of the way that a node moves.
+    server_learning_rate: Rate of plain gradient descent on the nodes by the
+      aggregated moves; 1 applies their mean over all clients of the cohort, few
+      of which may have moved a node. With None the server's optimizer moves
+      them; an adaptive one does not move them to their clients.
     radius: Standard deviation of the neighbourhood, in nodes. At infinity each
       client moves all nodes equally; at 0 only the nearest.
     rows: Rows of the lattice, with `K / rows` nodes each.
@@ -220,8 +220,12 @@ def by_map(
     nearest,
     reassign=nearest,
     before=_formed(parts, forming),
-    after=(prototype_phase(parts, map_loss(parts, radius, rows), rate),),
-    server_optimizers=prototype_optimizers(parts, server_rate),
+    after=(
+      prototype_phase(
+        parts, map_loss(parts, radius, rows), client_learning_rate
+      ),
+    ),
+    server_optimizers=prototype_optimizers(parts, server_learning_rate),
   )
 
 

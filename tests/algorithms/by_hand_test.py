@@ -121,7 +121,6 @@ def test_scaffold(option, model, clients):
   process = baselines.build_scaffold(
     model,
     num_clients=len(clients),
-    learning_rate=_RATE,
     option=option,
     training=_TRAINING,
     server_optimizer=sgd(0.8),
@@ -147,24 +146,6 @@ def test_scaffold(option, model, clients):
   np.testing.assert_allclose(_global(state), w, atol=1e-6)
   np.testing.assert_allclose(state.client_work['server'][_NAME], c, atol=1e-6)
   _assert_kept(remembered, own, _NAME)
-
-
-@pytest.mark.slow
-def test_scaffold_takes_its_rate_from_where_it_is_given(model, clients):
-  of_training = dataclasses.replace(_TRAINING, optimizer=sgd(0.02))
-  found, expected = (
-    planted.trained(
-      baselines.build_scaffold(model, num_clients=4, **options),
-      clients,
-      _ROUNDS[:2],
-    )
-    for options in (
-      {'training': of_training},
-      {'training': _TRAINING, 'learning_rate': 0.02},
-    )
-  )
-  planted.assert_same(_global(found[0]), _global(expected[0]))
-  planted.assert_same(found[1], expected[1])
 
 
 @pytest.mark.slow
@@ -225,7 +206,12 @@ def test_adaptive_servers(name, rule, betas, model, clients):
   beta_1, beta_2 = betas.get('beta_1', 0.9), betas.get('beta_2', 0.99)
   build = {'adam': baselines.build_fed_adam, 'yogi': baselines.build_fed_yogi}
   process = build[name](
-    model, training=_TRAINING, learning_rate=rate, tau=tau, rule=rule, **betas
+    model,
+    training=_TRAINING,
+    server_learning_rate=rate,
+    tau=tau,
+    rule=rule,
+    **betas,
   )
   state, _ = planted.trained(process, clients, _ROUNDS)
   w, m = np.ones([2, 1]), np.zeros([2, 1])
@@ -255,7 +241,7 @@ def test_where_tau_stands_in_round_1(model, clients):
     process = plain
     if rule is not None:
       process = baselines.build_fed_adam(
-        model, training=_TRAINING, learning_rate=0.1, tau=0.05, rule=rule
+        model, training=_TRAINING, server_learning_rate=0.1, tau=0.05, rule=rule
       )
     state, _ = planted.trained(process, clients, _ROUNDS[:1])
     moved[rule] = _global(state) - 1.0
@@ -341,7 +327,7 @@ def test_p_fed_me_warns_of_steps_beyond_theta(
   algorithms.build_p_fed_me(
     model,
     penalty=15.0,
-    learning_rate=rate,
+    client_learning_rate=rate,
     personal=Phase(optimizer=sgd(0.05), rate_factor=factor),
   )
   assert ('w moves beyond theta' in caplog.text) == overshoots
@@ -918,30 +904,19 @@ _PROTO = {'num_classes': 3, 'classes': _classes, **_FEATURES}
   ('algorithm', 'options', 'message'),
   [
     ('scaffold', {'option': 3}, 'option=3: the paper has the options 1 and 2'),
-    (
-      'scaffold',
-      {'num_clients': 0},
-      'num_clients=0, .*: both must be positive',
-    ),
-    (
-      'scaffold',
-      {'learning_rate': 0.0},
-      'learning_rate=0.0: both must be positive',
-    ),
-    (
-      'scaffold',
-      {'training': Phase(optimizer=tff.learning.optimizers.build_adam(0.1))},
-      'training.optimizer: clients take plain steps of `learning_rate`',
-    ),
-    (
-      'scaffold',
-      {'training': Phase(optimizer=sgd(0.5)), 'learning_rate': 0.2},
-      'learning_rate=0.2: `training.optimizer` takes steps of 0.5. Leave one',
+    ('scaffold', {'num_clients': 0}, 'num_clients=0: it must be positive'),
+    *(
+      (
+        'scaffold',
+        {'training': Phase(optimizer=optimizer)},
+        'training.optimizer: clients take plain steps of a positive rate',
+      )
+      for optimizer in (sgd(0.0), tff.learning.optimizers.build_adam(0.1))
     ),
     (
       'scaffold',
       {'training': Phase(rate_factor=0.5)},
-      'rate_factor: option 2 divides by .* learning_rate=0.1. Give that rate',
+      'rate_factor: option 2 divides by .* Give that rate',
     ),
     ('fed_yogi', {'rule': 'adam'}, "rule='adam' is none of"),
     ('fed_dyn', {'participation': 0.0}, 'participation=0.0: the share'),

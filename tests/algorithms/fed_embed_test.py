@@ -142,7 +142,7 @@ def fixture_of_type() -> processes.PartialProcess:
 def fixture_triplet() -> processes.PartialProcess:
   """Nothing but one step of the triplet loss."""
   return _process(
-    assignments.by_prototype(PARTS, steps=1, server_rate=5.0),
+    assignments.by_prototype(PARTS, steps=1, server_learning_rate=5.0),
     training=dataclasses.replace(_TRAINING, optimizer=sgd(0.0)),
   )
 
@@ -365,7 +365,9 @@ def test_nodes_go_by_kohonens_rule(radius, rows, nearness):
 
 @pytest.mark.slow
 def test_clients_join_the_nearest_node_and_draw_it():
-  process = _process(assignments.by_map(PARTS, rate=0.5, radius=0.0))
+  process = _process(
+    assignments.by_map(PARTS, client_learning_rate=0.5, radius=0.0)
+  )
   weights, (kept,) = _after(process, {'one': _client(2, 0.5)})
   # e = 1 is as far from 0 as from 2, and the first counts.
   assert kept['group'] == 0
@@ -387,7 +389,9 @@ def test_clients_form_their_embedding_before_they_join():
   groups_of = {}
   for name, how in (('as it is', None), ('formed', forming)):
     process = _process(
-      assignments.by_map(PARTS, forming=how, rate=0.5, radius=0.0),
+      assignments.by_map(
+        PARTS, forming=how, client_learning_rate=0.5, radius=0.0
+      ),
       training=no_training,
     )
     weights, (kept,) = _after(process, {'one': _client(2, 3.0)})
@@ -499,7 +503,7 @@ def test_pfedkm_of_heads_joins_users_of_like_gradients():
     parts=PARTS,
     gradients=p_fed_km.HEAD,
     training=_TRAINING,
-    rate=0.5,
+    client_learning_rate=0.5,
     aggregation=Aggregation(client_weighting=messages.ClientWeighting.UNIFORM),
   )
   # The gradient of half of (y - g x)^2 in g is -y x at g = 0.
@@ -557,8 +561,8 @@ def test_pfedkm_joins_users_of_like_gradients_of_the_whole_model():
     model,
     parts=PARTS,
     training=_TRAINING,
-    rate=0.5,
-    server_rate=2.0,
+    client_learning_rate=0.5,
+    server_learning_rate=2.0,
     server_optimizer=sgd(10.0),
     aggregation=Aggregation(client_weighting=messages.ClientWeighting.UNIFORM),
   )

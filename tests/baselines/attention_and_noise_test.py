@@ -123,7 +123,9 @@ def _attended(moves: list[np.ndarray], weights: Any = 1.0) -> np.ndarray:
 @pytest.mark.parametrize('local', [False, True], ids=['global', 'partly local'])
 def test_fed_att(local, model, partly_local, clients):
   model = partly_local if local else model
-  process = fed_att.build_fed_att(model, step_size=1.2, training=_TRAINING)
+  process = fed_att.build_fed_att(
+    model, server_learning_rate=1.2, training=_TRAINING
+  )
   state, remembered = planted.trained(process, clients, _ROUNDS)
   a, b, own = np.eye(2), np.ones([2, 1]), dict.fromkeys(clients, 0.0)
   for names in _ROUNDS:
@@ -248,8 +250,11 @@ def test_clients_that_are_clipped_keep_their_attention():
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'step_size': 0.0}, 'step_size=0.0: the server follows by a positive'),
-    ({'step_size': math.inf}, 'step_size=inf'),
+    (
+      {'server_learning_rate': 0.0},
+      'server_learning_rate=0.0: the server follows by a positive',
+    ),
+    ({'server_learning_rate': math.inf}, 'server_learning_rate=inf'),
     (
       {
         'aggregation': Aggregation(

@@ -214,7 +214,7 @@ def test_fed_avg_agrees_with_tff(plain):
 
 @pytest.mark.slow
 def test_fed_sgd_agrees_with_tff(plain):
-  process = baselines.build_fed_sgd(_model(), learning_rate=0.3)
+  process = baselines.build_fed_sgd(_model(), client_learning_rate=0.3)
   reference = tff.learning.algorithms.build_fed_sgd(
     _model_of_tff, server_optimizer_fn=sgd(0.3)
   )
@@ -254,7 +254,7 @@ def test_p_fed_me_does_what_algorithm_1_says():
     _number(),
     penalty=penalty,
     personal=personal,
-    learning_rate=eta,
+    client_learning_rate=eta,
     mixing=mixing,
   )
   run = _run(process, 2, _labelled(1.0, 4.0))

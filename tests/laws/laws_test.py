@@ -325,9 +325,9 @@ ROWS = [
       **_TRAINED,
     },
   ),
-  Row('fed_sgd', {'learning_rate': 0.5}, exact=False),
+  Row('fed_sgd', {'client_learning_rate': 0.5}, exact=False),
   Row('fed_prox', {'penalty': 0.01, **_TRAINED}),
-  Row('fed_adam', {'learning_rate': 0.02, **_TRAINED}),
+  Row('fed_adam', {'server_learning_rate': 0.02, **_TRAINED}),
   Row(
     'ditto',
     {'penalty': 0.01, 'personal': _training(), **_TRAINED},
@@ -339,7 +339,7 @@ ROWS = [
     {
       'penalty': 0.1,
       'personal': _training(steps_per_batch=5),
-      'learning_rate': 2.0,
+      'client_learning_rate': 2.0,
     },
     {
       'penalty': 0.1,

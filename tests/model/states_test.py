@@ -118,7 +118,9 @@ def test_averages_are_those_of_all_examples(server):
   process = (
     algorithms.build_fed_avg(model, training=training)
     if server == 'fed_avg'
-    else baselines.build_fed_adam(model, training=training, learning_rate=0.1)
+    else baselines.build_fed_adam(
+      model, training=training, server_learning_rate=0.1
+    )
   )
   clients = {'a': _fields(3), 'b': _fields(9)}
   clients['b']['x'] += 5
@@ -293,7 +295,7 @@ def test_what_is_frozen_keeps_every_bit():
   model = _model(
     state={'frozen': 'first', 'averaged': 'second'}, initial_weights=trained
   )
-  process = baselines.build_fed_adam(model, learning_rate=0.1)
+  process = baselines.build_fed_adam(model, server_learning_rate=0.1)
   found, output = _round(process, {'a': _fields(8)})
   assert 'first/moving_variance' not in found
   held = process.get_model_weights(output.state).non_trainable

@@ -92,7 +92,6 @@ def _process(method: str, settings: problem.Settings) -> Any:
     'SCAFFOLD': lambda: baselines.build_scaffold(
       model,
       num_clients=len(problem.NAMES),
-      learning_rate=settings.rate,
       training=training,
       server_optimizer=sgd(settings.server_rate),
     ),
@@ -118,7 +117,7 @@ def _process(method: str, settings: problem.Settings) -> Any:
       ),
     ),
     'FedAtt': lambda: baselines.build_fed_att(
-      model, step_size=settings.server_rate, training=training
+      model, server_learning_rate=settings.server_rate, training=training
     ),
     'APFL': lambda: algorithms.build_apfl(
       model,
@@ -130,7 +129,7 @@ def _process(method: str, settings: problem.Settings) -> Any:
       model,
       penalty=penalty,
       personal=phase(settings.personal_rate, steps_per_batch=settings.repeats),
-      learning_rate=settings.rate,
+      client_learning_rate=settings.rate,
       mixing=settings.server_rate,
     ),
     'FedProto': lambda: baselines.build_fed_proto(

@@ -36,7 +36,7 @@ def build_p_fed_me(
   *,
   penalty: float = PENALTY,
   personal: Phase = Phase(optimizer=sgd(0.05), steps_per_batch=5, max_steps=20),
-  learning_rate: float = 0.005,
+  client_learning_rate: float = 0.005,
   mixing: float = 1.0,
   aggregation: Aggregation = Aggregation(),
 ) -> PartialProcess:
@@ -50,9 +50,9 @@ def build_p_fed_me(
     personal: How theta is trained: `steps_per_batch` is K, and `max_steps` with
       `epochs` gives R. The loss gains the curvature lambda, so the learning
       rate has to stay below 2 / lambda even where the loss is flat.
-    learning_rate: eta of the paper, which `personal.rate_factor` scales, too;
-      w moves by the fraction eta * lambda to theta on each batch, and beyond
-      it, with a warning, if that is more than 1.
+    client_learning_rate: eta of the paper, which `personal.rate_factor` scales,
+      too; w moves by the fraction eta * lambda to theta on each batch, and
+      beyond it, with a warning, if that is more than 1.
     mixing: beta of the paper.
     aggregation: How the server aggregates updates.
 
@@ -64,11 +64,11 @@ def build_p_fed_me(
       together.
   """
   factor = 1.0 if callable(personal.rate_factor) else personal.rate_factor
-  if factor * learning_rate * penalty > 1.0:
+  if factor * client_learning_rate * penalty > 1.0:
     logging.warning(
-      'pFedMe: learning_rate=%g times rate_factor=%g and penalty=%g is more '
-      'than 1: w moves beyond theta on each batch, and may diverge.',
-      learning_rate,
+      'pFedMe: client_learning_rate=%g times rate_factor=%g and penalty=%g is '
+      'more than 1: w moves beyond theta on each batch, and may diverge.',
+      client_learning_rate,
       factor,
       penalty,
     )
@@ -84,7 +84,7 @@ def build_p_fed_me(
           dataclasses.replace(
             personal,
             train=(GLOBAL,),
-            optimizer=sgd(learning_rate),
+            optimizer=sgd(client_learning_rate),
             steps_per_batch=1,
             terms=(moreau(penalty),),
             use_model_loss=False,

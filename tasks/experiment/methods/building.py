@@ -143,7 +143,7 @@ def fed_att(
     )
   return builder('build_fed_att')(
     model,
-    step_size=run.server.optimizer.learning_rate,
+    server_learning_rate=run.server.optimizer.learning_rate,
     training=run.local.of_both(),
     aggregation=run.aggregation(),
   )
@@ -212,10 +212,7 @@ def of_fed_noise(run: Setting) -> Arguments:
 
 
 def of_scaffold(run: Setting) -> Arguments:
-  return {
-    'num_clients': run.num_clients,
-    'learning_rate': run.local.update.learning_rate,
-  }
+  return {'num_clients': run.num_clients}
 
 
 def of_fed_dyn(run: Setting) -> Arguments:
@@ -232,7 +229,7 @@ def penalty_of_p_fed_me(run: Setting) -> Arguments:
 
 def of_p_fed_me(run: Setting) -> Arguments:
   return {
-    'learning_rate': run.local.update.learning_rate,
+    'client_learning_rate': run.local.update.learning_rate,
     'mixing': run.server.optimizer.learning_rate,
     **penalty_of_p_fed_me(run),
   }
@@ -241,7 +238,7 @@ def of_p_fed_me(run: Setting) -> Arguments:
 def adaptive(run: Setting) -> Arguments:
   """Return the arguments of FedAdam and FedYogi."""
   return {
-    'learning_rate': run.server.optimizer.learning_rate,
+    'server_learning_rate': run.server.optimizer.learning_rate,
     'tau': run.hyperparameters.tau,
     'rule': run.hyperparameters.adaptive_rule,
   }

@@ -80,7 +80,7 @@ def fed_sgd(
       **run.server_arguments(),
     )
   return building.builder('build_fed_sgd')(
-    model, learning_rate=rate, **run.server_arguments()
+    model, client_learning_rate=rate, **run.server_arguments()
   )
 
 

@@ -79,7 +79,10 @@ class FedEmbed(Options):
   @property
   def centers(self) -> dict[str, Any]:
     """Rates at which prototypes, map nodes and centers move."""
-    return {'rate': self.map_rate, 'server_rate': self.map_server_rate}
+    return {
+      'client_learning_rate': self.map_rate,
+      'server_learning_rate': self.map_server_rate,
+    }
 
   def _forming(self) -> phases.Phase | None:
     """Return the phase that forms embeddings, or None without its steps."""
