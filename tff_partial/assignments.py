@@ -204,8 +204,7 @@ def by_map(
 
   Args:
     parts: The parts of the model; its prototypes are the nodes.
-    forming: How clients form their embedding before, by
-      `FedEmbedVariables.shared_loss`; not at all by default.
+    forming: As for `by_prototype`.
     client_learning_rate: The fraction of the way that a node moves.
     server_learning_rate: Rate of plain gradient descent on the nodes by the
       aggregated moves; 1 applies their mean over all clients of the cohort, few
@@ -216,15 +215,12 @@ def by_map(
     rows: Rows of the lattice, with `K / rows` nodes each.
   """
   nearest = groups.nearest(parts.embedding, parts.prototypes)
+  pull = map_loss(parts, radius, rows)
   return Assignment(
     nearest,
     reassign=nearest,
     before=_formed(parts, forming),
-    after=(
-      prototype_phase(
-        parts, map_loss(parts, radius, rows), client_learning_rate
-      ),
-    ),
+    after=(prototype_phase(parts, pull, client_learning_rate),),
     server_optimizers=prototype_optimizers(parts, server_learning_rate),
   )
 

@@ -73,7 +73,7 @@ def fixture_clients() -> dict[str, planted.Fields]:
   return planted.rate({'a': 8, 'b': 12, 'c': 5})
 
 
-def _round(model: models.PartialModel, clients: Any, steps: int | None) -> Any:
+def _round(model: models.PartialModel, clients: Any, steps: int = 1) -> Any:
   """A round of FedRecon; returns the weights of all before and after."""
   process = algorithms.build_fed_recon(
     model,
@@ -86,8 +86,8 @@ def _round(model: models.PartialModel, clients: Any, steps: int | None) -> Any:
 @pytest.mark.slow
 def test_reconstruction_takes_the_steps_from_them(model, clients):
   # After one step of the update first values are other ones.
-  _, plain = _round(_model(), clients, steps=1)
-  _, learned = _round(model, clients, steps=1)
+  _, plain = _round(_model(), clients)
+  _, learned = _round(model, clients)
   planted.assert_close(learned['items/embeddings'], plain['items/embeddings'])
 
 
