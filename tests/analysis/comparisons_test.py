@@ -246,7 +246,9 @@ def test_clients_are_tested_with_the_seed_of_the_run() -> None:
     process, clients, rounds=1, clients_per_round=2, seed=1
   ).weights
   tests = tff_partial.EvaluationSet(evaluation, clients)
-  zero, one = (tff_partial.evaluate(tests, weights, seed) for seed in (0, 1))
+  zero, one = (
+    tff_partial.evaluate(tests, weights, seed=seed) for seed in (0, 1)
+  )
   assert zero['loss'] != one['loss'] == found.runs['loss'][0]
 
 

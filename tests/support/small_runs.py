@@ -96,7 +96,7 @@ class World:
 
   def measure(self, weights: Any, store: Any = None) -> dict[str, Any]:
     """Measures the validation set with some weights, and what is remembered."""
-    return programs.evaluate(self.validation, weights, 0, store)
+    return programs.evaluate(self.validation, weights, client_store=store)
 
   def killed(self, at: int, **settings: Any) -> None:
     """Trains until the cohort of a round is asked for, which ends the run."""

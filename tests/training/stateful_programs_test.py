@@ -376,10 +376,14 @@ def test_seen_users_know_more_than_new_ones(world, caplog):
   result = world.train(rounds=60, evaluate_every=60)
   evaluation_sets._warn.cache_clear()  # It warns once.
   exam = world.validation
-  seen = programs.evaluate(exam, result.weights, 0, result.client_store)
+  seen = programs.evaluate(
+    exam, result.weights, client_store=result.client_store
+  )
   begin_anew = programs.EvaluationSet(exam.evaluation, exam.clients)
   assert 'is not read' not in caplog.text
-  new = programs.evaluate(begin_anew, result.weights, 0, result.client_store)
+  new = programs.evaluate(
+    begin_anew, result.weights, client_store=result.client_store
+  )
   assert '`client_store` is not read' in caplog.text
   assert new == programs.evaluate(begin_anew, result.weights)
   assert seen['num_examples'] == new['num_examples']
@@ -391,7 +395,9 @@ def test_an_exam_reads_what_is_remembered_shard_by_shard(
 ):
   result, _ = whole
   exam = world.validation
-  expected = programs.evaluate(exam, result.weights, 0, result.client_store)
+  expected = programs.evaluate(
+    exam, result.weights, client_store=result.client_store
+  )
   read, most = type(result.client_store).read, []
 
   def count(store, client_ids):
@@ -401,7 +407,9 @@ def test_an_exam_reads_what_is_remembered_shard_by_shard(
   monkeypatch.setattr(type(result.client_store), 'read', count)
   monkeypatch.setattr(sharding, '_CLIENTS_PER_SHARD', 2)
   with tff_partial.runtimes.cohort():
-    found = programs.evaluate(exam, result.weights, 0, result.client_store)
+    found = programs.evaluate(
+      exam, result.weights, client_store=result.client_store
+    )
   size = len(exam.clients.client_ids)
   assert sum(most) == size
   assert max(most) <= 3 < size
@@ -427,7 +435,9 @@ def test_what_an_exam_cannot_have_is_refused(world, forgetful, whole, tmp_path):
     programs.evaluate(world.validation, weights)
   exam = programs.EvaluationSet(forgetful, world.clients, remembering=True)
   for work in (
-    lambda: programs.evaluate(exam, weights, 0, whole[0].client_store),
+    lambda: programs.evaluate(
+      exam, weights, client_store=whole[0].client_store
+    ),
     lambda: world.train(validation=exam, output_dir=tmp_path),
   ):
     with pytest.raises(ProgramError, match='evaluation takes <>'):

@@ -222,7 +222,7 @@ def _tested(
   measured = evaluation_sets.evaluate(
     tested,
     result.best_weights,
-    seed,
+    seed=seed,
     client_store=result.best_client_store if tested.remembering else None,
     on_clients=found.update,
     server_state=result.best_server_state,

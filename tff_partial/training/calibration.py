@@ -107,7 +107,7 @@ def histograms(
   evaluation_sets.evaluate(
     evaluation_sets.EvaluationSet(measured, clients),
     weights,
-    seed,
+    seed=seed,
     on_clients=found.append,
     server_state=server_state,
   )

@@ -120,6 +120,7 @@ def check_kind(given: Any) -> None:
 def evaluate(
   evaluation_set: EvaluationSet,
   weights: Any,
+  *,
   seed: int = 0,
   client_store: client_store_lib.ClientStates | None = None,
   on_clients: Callable[[evaluation.ByClient], Any] | None = None,
@@ -164,7 +165,12 @@ def evaluate(
       'For those that took part, pass `remembering=True`.'
     )
   found = measure(
-    evaluation_set, weights, seed, client_store, on_clients, server_state
+    evaluation_set,
+    weights,
+    seed=seed,
+    client_store=client_store,
+    on_clients=on_clients,
+    server_state=server_state,
   )
   lost = int(found['num_not_finite'])
   if lost:
@@ -220,7 +226,7 @@ def measure_by_support(
     size: evaluate(
       EvaluationSet(build(split), clients),
       weights,
-      seed,
+      seed=seed,
       server_state=server_state,
     )
     for size, split in cut.items()
@@ -251,6 +257,7 @@ def _check_finite(weights: client_work.ModelWeights) -> None:
 def measure(
   evaluation_set: EvaluationSet,
   weights: Any,
+  *,
   seed: int = 0,
   client_store: client_store_lib.ClientStates | None = None,
   on_clients: Callable[[evaluation.ByClient], Any] | None = None,

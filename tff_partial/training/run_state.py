@@ -189,9 +189,9 @@ class Run:
     measured = evaluation_sets.measure(
       evaluation_set,
       weights,
-      seed,
-      self.store,
-      on_clients,
+      seed=seed,
+      client_store=self.store,
+      on_clients=on_clients,
       server_state=self.server_state,
     )
     if is_extra:

@@ -199,8 +199,8 @@ class TrainingLoop:
     evaluation_sets.measure(
       measured,
       weights,
-      self.seed,
-      store,
+      seed=self.seed,
+      client_store=store,
       on_clients=found.append,
       server_state=server_state,
     )

@@ -231,8 +231,8 @@ def _seconds(
     evaluation_sets.evaluate(
       validation,
       trained.weights,
-      config.seed,
-      trained.client_store if validation.remembering else None,
+      seed=config.seed,
+      client_store=trained.client_store if validation.remembering else None,
       server_state=trained.server_state,
     )
     durations.append(time.perf_counter() - begun)

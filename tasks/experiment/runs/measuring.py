@@ -32,7 +32,11 @@ def evaluate(
   if not clients.remembering:
     client_store = None
   measured = measure(
-    clients, weights, seed, client_store, server_state=server_state
+    clients,
+    weights,
+    seed=seed,
+    client_store=client_store,
+    server_state=server_state,
   )
   own = own_models(clients, weights, seed, client_store, server_state)
   return {**measured, **task.measure_models(own)}

@@ -231,7 +231,9 @@ def _train(
       algorithms.build_furl_eval(model),
       task.clients(part, process.example_spec),
     )
-    return tff_partial.evaluate(exam, trained.weights, 0, trained.client_store)
+    return tff_partial.evaluate(
+      exam, trained.weights, client_store=trained.client_store
+    )
 
 
 @pytest.mark.slow
