@@ -360,13 +360,16 @@ def test_a_client_that_joins_later_begins_with_the_public_components(process):
 
 
 @pytest.mark.slow
-def test_a_client_that_trains_on_nothing_moves_no_threshold(model):
+@pytest.mark.parametrize(
+  'how', [None, drafts.Sums(1), drafts.ClientCenters(28, 1, rows_per_center=1)]
+)
+def test_a_client_that_trains_on_nothing_moves_nothing(how, model):
   held_out = {**_DATA['bob'], 'is_validation': np.ones([20], bool)}
   found = [
-    _trained(model, rounds=1, data=data, drafts=None).state.client_work
+    _trained(model, rounds=1, data=data, drafts=how).state.client_work
     for data in (_DATA, {**_DATA, 'eve': held_out})
   ]
-  planted.assert_close(*(work['server']['threshold'] for work in found))
+  planted.assert_close(*(work['server'] for work in found))
 
 
 @pytest.mark.slow
@@ -750,7 +753,10 @@ def test_a_draft_is_what_a_client_sends():
   rows = tf.random.stateless_normal([25, 3], [1, 2])
   seed = tf.constant([3, 4])
   client = types.SimpleNamespace(
-    seed=seed, rows={}, weight=lambda tier, table: rows
+    seed=seed,
+    rows={},
+    weight=lambda tier, table: rows,
+    outcome=contexts.Outcome(tf.constant(1), {}, tf.constant(1.0)),
   )
   statistic = _CENTERS.statistic(types.SimpleNamespace(seed=0), 'users')
   sent = statistic.summarize(client)

@@ -28,6 +28,7 @@ from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.clustering import k_means as clustering
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import outcome_of
 from tff_partial.drafts import row_means
 from tff_partial.joins.row_aggregations import CollectRowsFactory
 from tff_partial.joins.row_aggregations import IS_REAL
@@ -87,7 +88,7 @@ class ClientCenters:
 
     def summarize(client: ClientContext) -> Any:
       seed = random_bits.fold_in(client.seed, f'drafts of {table}')
-      found = self.clusters(*rows_of(client, table), seed)
+      found = self.clusters(*_drafted(client, table), seed)
       return collections.OrderedDict(
         {ROWS: found.centers, IS_REAL: found.is_real}
       )
@@ -161,7 +162,7 @@ class Sums:
     by_shares = self.join is Join.WITH_UPDATE
 
     def summarize(client: ClientContext) -> Any:
-      rows, is_real = rows_of(client, table)
+      rows, is_real = _drafted(client, table)
       centers = client.server[CENTERS][table]
       sums, counts = clustering.sums_and_counts(
         rows, is_real, centers[ROWS], centers[IS_REAL]
@@ -213,6 +214,15 @@ def rows_of(client: ClientContext, table: str) -> tuple[tf.Tensor, tf.Tensor]:
   if is_real is None:
     is_real = tf.ones(tf.shape(rows)[:1], tf.bool)
   return rows, is_real
+
+
+def _drafted(client: ClientContext, table: str) -> tuple[tf.Tensor, tf.Tensor]:
+  """Return a client's rows, and the mask of those to draft.
+
+  A client that trained on nothing has none: its rows are the random first ones.
+  """
+  rows, is_real = rows_of(client, table)
+  return rows, is_real & (outcome_of(client).num_examples > 0)
 
 
 def first_centers(
