@@ -8,12 +8,15 @@ them.
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import client_state
+from tff_partial import contexts
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import tiers
@@ -116,10 +119,32 @@ class Evaluation(NamedTuple):
     """True if it reads nothing of what clients remember from training."""
     return processes.is_nothing(self.initialize_client.type_signature.result)
 
+  @property
+  def is_of_random_weights(self) -> bool:
+    """True if new clients are measured with random weights of their own."""
+    parts = self.parts
+    trained = [phase.train for phase in phases.all_phases(parts.work)]
+    return (
+      tiers.LOCAL in {*self.model.tiers}.difference(*trained)
+      and not any(isinstance(p, contexts.OverwriteWeights) for p in parts.work)
+      and not parts.client_state.is_frozen
+      and _draws_local_weights(self.model)
+    )
+
   def __repr__(self) -> str:
     """Return a description of the model that is measured."""
     lines = (f'  {line}' for line in repr(self.model).splitlines())
     return '\n'.join(['Evaluation', *lines])
+
+
+@functools.lru_cache(maxsize=16)
+def _draws_local_weights(model: models.PartialModel) -> bool:
+  """Return True if local weights begin with values that clients draw."""
+  one, other = (
+    model.initial_weights(tiers.LOCAL, tf.constant([0, last]))
+    for last in (0, 1)
+  )
+  return any(np.any(one[name] != other[name]) for name in one)
 
 
 def build_evaluation(

@@ -381,10 +381,12 @@ def test_seen_users_know_more_than_new_ones(world, caplog):
   )
   begin_anew = programs.EvaluationSet(exam.evaluation, exam.clients)
   assert 'is not read' not in caplog.text
+  assert 'random local weights' not in caplog.text
   new = programs.evaluate(
     begin_anew, result.weights, client_store=result.client_store
   )
   assert '`client_store` is not read' in caplog.text
+  assert 'random local weights that nothing has trained' in caplog.text
   assert new == programs.evaluate(begin_anew, result.weights)
   assert seen['num_examples'] == new['num_examples']
   assert seen['loss'] < 0.5 * new['loss']

@@ -279,6 +279,14 @@ def measure(
     SettingError: If clients read the server's state, and there is none.
   """
   evaluation_set.check(client_store and client_store.type)
+  measuring = evaluation_set.evaluation
+  if not evaluation_set.remembering and measuring.is_of_random_weights:
+    _warn(
+      'An evaluation measures all its clients as new ones, with random local '
+      'weights that nothing has trained. For those that took part, pass '
+      '`remembering=True` to `EvaluationSet`; for new ones, build it with '
+      '`personalise=Phase(...)`.'
+    )
   kept, cohort = with_memories(evaluation_set, seed, client_store)
   remembered = evaluation_set.evaluation.initialize_client.type_signature.result
   kept = client_rows.fitted(kept, remembered, cohort)
