@@ -57,10 +57,8 @@ class Batches:
     bits = random_bits.bits(
       random_bits.fold_in(self._seed, epoch), tf.shape(self._order)
     )
-    is_chosen = tf.range(tf.size(self._order)) < self._count
-    last = tf.constant(tf.int64.max)
-    key = tf.where(is_chosen, tf.cast(bits, tf.int64), last)
-    return tf.gather(self._order, tf.argsort(key, stable=True))
+    order = splits.order_by(tf.cast(bits, tf.int64), self._count)
+    return tf.gather(self._order, order)
 
   def at(
     self, step: tf.Tensor

@@ -83,6 +83,13 @@ def _positions(examples: Mapping[str, Any]) -> tf.Tensor:
   return tf.range(tf.shape(examples['weight'])[0])
 
 
+def order_by(keys: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+  """Return the order of the first examples by keys, int64; padding is last."""
+  is_real = tf.range(tf.size(keys)) < count
+  last = tf.constant(tf.int64.max)
+  return tf.argsort(tf.where(is_real, keys, last), stable=True)
+
+
 @functools.cache  # Phases on everything then have the same part.
 def everything() -> Part:
   """Select all examples, in their order."""
@@ -217,9 +224,7 @@ def by_time(field: str = 'time', share: float = 0.5) -> Split:
   """
 
   def order(examples: Mapping[str, Any], count: tf.Tensor) -> tf.Tensor:
-    real = _positions(examples) < count
-    last = tf.constant(tf.int64.max)
-    return tf.argsort(tf.where(real, examples[field], last), stable=True)
+    return order_by(examples[field], count)
 
   fields = {field: tf.TensorSpec([], tf.int64)}
   return _by_share(f'by_time({field!r}, {share})', order, share, fields)
@@ -298,12 +303,9 @@ def shuffled(split: Split) -> Split:
     def choose(
       examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
     ) -> Chosen:
-      place = _positions(examples)
       # A wider type, in which padding always comes last.
-      drawn = tf.cast(random_bits.bits(seed, tf.shape(place)), tf.int64)
-      order = tf.argsort(
-        tf.where(place < count, drawn, tf.constant(tf.int64.max)), stable=True
-      )
+      drawn = random_bits.bits(seed, tf.shape(_positions(examples)))
+      order = order_by(tf.cast(drawn, tf.int64), count)
       reordered = collections.OrderedDict(
         (name, tf.nest.map_structure(lambda t: tf.gather(t, order), field))
         for name, field in examples.items()
