@@ -203,7 +203,7 @@ def _check_members(
   aggregator: aggregators.Factory, client: client_work.ClientWork
 ) -> None:
   """Check that means over the members of groups are possible."""
-  names = client.model.specs(tiers.GROUP)
+  names = list(client.model.specs(tiers.GROUP))
   trained = [
     p for p in phases.all_phases(client.work) if tiers.GROUP in p.train
   ]
@@ -217,15 +217,15 @@ def _check_members(
       'mean_of_members: clients hold the copies of all groups, of which they '
       'are all members. Leave it out.'
     )
-  for name in names:
-    if not isinstance(aggregator, aggregators.WeightedFactory) or isinstance(
-      aggregator, RobustFactory
-    ):
-      raise CompositionError(
-        f'mean_of_members: {type(aggregator).__name__}, which joins {name!r}, '
-        'does not weigh clients by their weights, so that a mean over some of '
-        'them does not follow from it. Take a weighted mean, or do without.'
-      )
+  if not isinstance(aggregator, aggregators.WeightedFactory) or isinstance(
+    aggregator, RobustFactory
+  ):
+    raise CompositionError(
+      f'mean_of_members: {type(aggregator).__name__}, which joins '
+      f'{names[0]!r}, does not weigh clients by their weights, so that a mean '
+      'over some of them does not follow from it. Take a weighted mean, or do '
+      'without.'
+    )
 
 
 def _check_tiers(client: client_work.ClientWork) -> None:
@@ -241,13 +241,9 @@ def _check_tiers(client: client_work.ClientWork) -> None:
       f'The work trains {sorted(trained)} variables, but at the server the '
       f'model has {sorted(held)} ones alone.'
     )
-  is_trained = any(
-    tiers.LOCAL in p.train for p in phases.all_phases(client.work)
-  )
-  if not (is_trained or client.client_state.is_frozen):
-    names = list(client.model.specs(tiers.LOCAL))
-    if names:
-      raise CompositionError(
-        f'The model has local variables, {names}, which no phase trains. Build '
-        'it without `local`, or take an algorithm that trains them.'
-      )
+  names = list(client.model.specs(tiers.LOCAL))
+  if names and not (tiers.LOCAL in trained or client.client_state.is_frozen):
+    raise CompositionError(
+      f'The model has local variables, {names}, which no phase trains. Build '
+      'it without `local`, or take an algorithm that trains them.'
+    )
