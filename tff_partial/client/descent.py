@@ -163,13 +163,8 @@ def connected(gradients: Any, trained: tiers.Weights) -> Any:
         'read them in that phase, name terms that depend on them, or do not '
         'train them.'
       )
-  return collections.OrderedDict(
-    (
-      tier,
-      collections.OrderedDict(
-        (name, tf.zeros_like(trained[tier][name]) if slope is None else slope)
-        for name, slope in named.items()
-      ),
-    )
-    for tier, named in gradients.items()
+  return tf.nest.map_structure(
+    lambda slope, tensor: tf.zeros_like(tensor) if slope is None else slope,
+    gradients,
+    trained,
   )
