@@ -70,9 +70,6 @@ class SeededDraws:
     self._draws = itertools.count()
     self._rng_type = self.RNG_STATELESS
 
-  def _next_seed(self) -> tf.Tensor:
-    return random_bits.fold_in(self._seed, next(self._draws))
-
   def _maybe_init(self) -> None:
     """Do nothing; Keras calls this before it builds a layer."""
 
@@ -81,7 +78,7 @@ class SeededDraws:
 
   def make_seed_for_stateless_op(self) -> tf.Tensor:
     """Return the seed of one draw."""
-    return self._next_seed()
+    return random_bits.fold_in(self._seed, next(self._draws))
 
   def _draw(
     self, draw: Callable[..., tf.Tensor], shape: Any, *of: float, dtype: Any
@@ -90,7 +87,7 @@ class SeededDraws:
     dtype = tf.as_dtype(dtype or tf.keras.backend.floatx())
     if self._rows is not None:
       shape = tf.concat([[self._rows], tf.convert_to_tensor(shape)[1:]], 0)
-    return draw(self._next_seed(), shape, *of, dtype)
+    return draw(self.make_seed_for_stateless_op(), shape, *of, dtype)
 
   def random_uniform(
     self,
@@ -114,7 +111,7 @@ class SeededDraws:
   ) -> tf.Tensor:
     """Set a random share of the inputs to zero and scale up the rest."""
     shape = tf.shape(inputs) if noise_shape is None else noise_shape
-    kept = random_bits.uniform(self._next_seed(), shape) >= rate
+    kept = random_bits.uniform(self.make_seed_for_stateless_op(), shape) >= rate
     return inputs * tf.cast(kept, inputs.dtype) / (1.0 - rate)
 
 
