@@ -59,10 +59,9 @@ class FusedLSTM(recurrent.LSTMLayer):
     ).h
     if self.go_backwards:
       hidden = tf.reverse(hidden, [0])
-    hidden = tf.ensure_shape(
+    return tf.ensure_shape(
       tf.transpose(hidden, [1, 0, 2]), [None, inputs.shape[1], self.units]
     )
-    return hidden
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')

@@ -179,8 +179,7 @@ class Columns(list[Any]):
     """
     if self.read is not None:
       return self.read(range(self._size)).stacked
-    leaves = self.leaves
-    return self._convert(iter(leaves))
+    return self._convert(iter(self.leaves))
 
   @property
   def leaves(self) -> Sequence[Any]:
