@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Clients: TypeAlias = 'populations.Population | client_readers.Reader'
 
 # Parts of the data that every task has.
-TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
+PARTS = TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
 
 # Where a model keeps the parameters of one user: at the user (local weights),
 # in a row of a table at the server, or nowhere: all users share all weights.
@@ -251,7 +251,7 @@ class Task(abc.ABC):
     Raises:
       OptionError: If there is no such user.
     """
-    for part in (TRAIN, VALIDATION, TEST):
+    for part in PARTS:
       clients = self.clients(part, example_spec)
       if user_id in clients.client_ids:
         return clients

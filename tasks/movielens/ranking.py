@@ -85,9 +85,7 @@ class MovieLensRanking(task.MeasuredByProtocol):
     is_query = from_end[frame.index] < np.maximum(number // _HELD_OUT, 1)
     frame = frame.assign(is_query=is_query.astype(np.int32))
     parts = movielens_data.split_users(frame, seed=self._seed)
-    return dict(
-      zip((task.TRAIN, task.VALIDATION, task.TEST), parts, strict=True)
-    )
+    return dict(zip(task.PARTS, parts, strict=True))
 
   @property
   def counts(self) -> dict[str, Any]:

@@ -32,9 +32,6 @@ from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import top_candidates
 
-# Shares of the parts of the data.
-_FRACTIONS = {task.TRAIN: 0.8, task.VALIDATION: 0.1, task.TEST: 0.1}
-
 # Levels of the intervals whose coverage is measured.
 _LEVELS = (0.5, 0.8, 0.95)
 
@@ -80,14 +77,10 @@ class MovieLens(task.MeasuredByProtocol):
       seed=seed,
     )
     if options.protocol == task.UNSEEN:
-      parts = movielens_data.split_users(
-        ratings.frame, tuple(_FRACTIONS.values()), seed=seed
-      )
+      parts = movielens_data.split_users(ratings.frame, seed=seed)
       frames = [shuffle(part) for part in parts]
     else:
-      past, *later = movielens_data.split_by_time(
-        ratings.frame, tuple(_FRACTIONS.values())
-      )
+      past, *later = movielens_data.split_by_time(ratings.frame)
       past = shuffle(past)
       # The past ratings are marked 0, the later ones 1.
       marked = past.assign(is_query=0)
@@ -96,7 +89,7 @@ class MovieLens(task.MeasuredByProtocol):
         *(pd.concat([marked, part.assign(is_query=1)]) for part in later),
       ]
     self._frames: dict[str, pd.DataFrame] = dict(
-      zip(_FRACTIONS, frames, strict=True)
+      zip(task.PARTS, frames, strict=True)
     )
     self._seed = seed
     # Users are numbered as rows of a table.

@@ -12,8 +12,6 @@ from tasks.errors import OptionError
 from tasks.user_modeling.records import Records
 from tff_partial import random_bits
 
-# A part's code is its position.
-PARTS = (task.TRAIN, task.VALIDATION, task.TEST)
 # Share of a user's pairs for tests in the paper, and of the others for
 # validation.
 TEST_SHARE, _VALIDATION_SHARE = 0.2, 0.1
@@ -34,7 +32,7 @@ def divide(records: Records, *, seed: int = 0, repeat: int = 0) -> np.ndarray:
     repeat: The number of the repetition; the paper has five.
 
   Returns:
-    int8 `[records]`: positions in `PARTS`.
+    int8 `[records]`: positions in `task.PARTS`.
   """
   codes = np.zeros(len(records), np.int8)
   for index, name in enumerate(records.clients):
@@ -49,8 +47,10 @@ def divide(records: Records, *, seed: int = 0, repeat: int = 0) -> np.ndarray:
 
 
 def cut(records: Records, codes: np.ndarray) -> dict[str, Records]:
-  """Cut records into parts by their codes, positions in `PARTS`."""
-  return {part: records.take(codes == code) for code, part in enumerate(PARTS)}
+  """Cut records into parts by their codes, positions in `task.PARTS`."""
+  return {
+    part: records.take(codes == code) for code, part in enumerate(task.PARTS)
+  }
 
 
 def divided(
@@ -90,8 +90,8 @@ def _divide_client(
   is_test = place < num_test[users]
   is_validation = ~is_test & (place < (num_test + num_validation)[users])
   codes = np.zeros(len(pairs), np.int8)
-  codes[is_test] = PARTS.index(task.TEST)
-  codes[is_validation] = PARTS.index(task.VALIDATION)
+  codes[is_test] = task.PARTS.index(task.TEST)
+  codes[is_validation] = task.PARTS.index(task.VALIDATION)
   return codes[pair_of]
 
 
