@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import pathlib
-import time
+import timeit
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,12 +132,7 @@ class Simulation:
 def _milliseconds(call: Callable[[], Any]) -> float:
   """Return the median time of a call, after a first one to warm up."""
   call()
-  times = []
-  for _ in range(CALLS):
-    start = time.perf_counter()
-    call()
-    times.append(time.perf_counter() - start)
-  return 1e3 * float(np.median(times))
+  return 1e3 * float(np.median(timeit.repeat(call, number=1, repeat=CALLS)))
 
 
 def _predicted(
