@@ -233,23 +233,18 @@ class ClientWork:
     traced = tf.function(function, autograph=False).get_concrete_function(
       *self.specs, spec
     )
-    if not sent:
 
-      @tff.tensorflow.computation(*self.types)
-      def alone(weights: Any, kept: Any, client: Any) -> Any:
-        return traced(
-          weights.trainable, weights.non_trainable, kept, client, spec
-        )
-
-      return alone
-
-    @tff.tensorflow.computation(*self.types, type_of(spec))
     def told(weights: Any, kept: Any, client: Any, beside: Any) -> Any:
       return traced(
         weights.trainable, weights.non_trainable, kept, client, beside
       )
 
-    return told
+    if sent:
+      return tff.tensorflow.computation(told, *self.types, type_of(spec))
+    return tff.tensorflow.computation(
+      lambda weights, kept, client: told(weights, kept, client, spec),
+      *self.types,
+    )
 
   @contextlib.contextmanager
   def begin(
