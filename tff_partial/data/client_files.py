@@ -263,10 +263,7 @@ class _Read:
   def together(self, client_ids: Sequence[str]) -> Mapping[str, Any]:
     found = self.files.read(client_ids)
     paths = (path for path, _ in examples.leaves(self.example_spec))
-    fields = examples.map_fields(
-      lambda _: found[next(paths)], self.example_spec
-    )
-    return fields
+    return examples.map_fields(lambda _: found[next(paths)], self.example_spec)
 
 
 class _FolderReader(client_readers.Reader):
