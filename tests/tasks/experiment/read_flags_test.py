@@ -234,34 +234,32 @@ def test_a_line_of_a_recipe_that_is_no_flag_is_refused(tmp_path):
     from_recipe(file)
 
 
-def test_an_exact_solve_leaves_the_steps_of_the_recipe():
-  assert from_recipe('subreddit_furl').local.evaluation_reconstruction_epochs
-  flag = 'reconstruction_optimizer'
-  parsed = parse(['--recipe=subreddit_furl', f'--{flag}=exact'])
-  assert parsed == from_recipe('subreddit_furl', **{flag: 'exact'})
-  assert parsed.local.evaluation_reconstruction_epochs is None
-
-
-def test_a_split_without_a_share_leaves_the_share_of_the_recipe():
-  recipe = 'next_word_fed_recon'
-  assert from_recipe(recipe).local.support_share == 0.05
-  parsed = parse([f'--recipe={recipe}', '--split=halves'])
-  assert parsed == from_recipe(recipe, split='halves')
-  assert parsed.local.support_share == 0.5
-
-
 @pytest.mark.parametrize(
-  ('recipe', 'flag', 'value', 'left', 'usual'),
+  ('recipe', 'flag', 'value', 'left', 'given', 'usual'),
   [
-    ('movielens_fed_recon_dp', 'clip', 0.5, 'privacy.initial_clip', 0.1),
-    ('fashion_mnist_fed_avg', 'data', 'synthetic', 'task.edition', 'mnist'),
+    (
+      *('subreddit_furl', 'reconstruction_optimizer', 'exact'),
+      *('local.evaluation_reconstruction_epochs', 10, None),
+    ),
+    (
+      *('next_word_fed_recon', 'split', 'halves'),
+      *('local.support_share', 0.05, 0.5),
+    ),
+    (
+      *('movielens_fed_recon_dp', 'clip', 0.5),
+      *('privacy.initial_clip', 1.0, 0.1),
+    ),
+    (
+      *('fashion_mnist_fed_avg', 'data', 'synthetic'),
+      *('task.edition', 'fashion_mnist', 'mnist'),
+    ),
   ],
 )
 def test_a_flag_leaves_what_has_no_use_beside_it(
-  recipe, flag, value, left, usual
+  recipe, flag, value, left, given, usual
 ):
   read = operator.attrgetter(left)
-  assert read(from_recipe(recipe)) != usual
+  assert read(from_recipe(recipe)) == given
   parsed = parse([f'--recipe={recipe}', f'--{flag}={value}'])
   assert parsed == from_recipe(recipe, **{flag: value})
   assert read(parsed) == usual
