@@ -32,6 +32,8 @@ OFFICIAL_ADDRESS = 'https://files.grouplens.org/datasets/movielens/'
 
 # Purposes of random draws; each has its own stream of a seed.
 _SPLIT_USERS, _SHUFFLE_USER, SYNTHETIC = range(3)
+# Shares of training, validation and test.
+_FRACTIONS = (0.8, 0.1, 0.1)
 # Where ranges of ages begin, after the first.
 _AGES = (18, 25, 35, 45, 50, 56)
 
@@ -168,11 +170,7 @@ def describe(frame: pd.DataFrame) -> dict[str, int]:
   }
 
 
-def split_users(
-  frame: pd.DataFrame,
-  fractions: Sequence[float] = (0.8, 0.1, 0.1),
-  seed: int = 0,
-) -> tuple[pd.DataFrame, ...]:
+def split_users(frame: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, ...]:
   """Divide users at random: each part has all ratings of its users.
 
   The first parts end at the rounded multiples of their summed fractions, so
@@ -180,14 +178,14 @@ def split_users(
   """
   user_ids = np.unique(frame['user_id'].to_numpy())
   shuffled = generator(seed, _SPLIT_USERS).permutation(user_ids)
-  ends = np.rint(np.cumsum(fractions)[:-1] * len(user_ids)).astype(int)
+  ends = np.rint(np.cumsum(_FRACTIONS)[:-1] * len(user_ids)).astype(int)
   parts = []
-  for fraction, users in zip(fractions, np.split(shuffled, ends), strict=True):
-    if fraction > 0 and not len(users):
+  for fraction, users in zip(_FRACTIONS, np.split(shuffled, ends), strict=True):
+    if not len(users):
       raise DataError(
         f'{len(user_ids)} users cannot be divided into the shares '
-        f'{tuple(fractions)}: the share {fraction} would have no user. Use '
-        'more users or a larger share.'
+        f'{_FRACTIONS}: the share {fraction} would have no user. Use more '
+        'users.'
       )
     mine = np.isin(frame['user_id'].to_numpy(), users)
     parts.append(frame[mine].reset_index(drop=True))
@@ -195,7 +193,7 @@ def split_users(
 
 
 def split_by_time(
-  frame: pd.DataFrame, fractions: Sequence[float] = (0.8, 0.1, 0.1)
+  frame: pd.DataFrame, fractions: Sequence[float] = _FRACTIONS
 ) -> tuple[pd.DataFrame, ...]:
   """Divide each user's ratings by time: the first part has the oldest ones.
 

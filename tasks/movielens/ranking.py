@@ -68,7 +68,12 @@ class MovieLensRanking(task.MeasuredByProtocol):
   def _divided(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the frame of each part, with held-out interactions marked."""
     options = self._options
-    latest = functools.partial(_latest, max_examples=options.max_examples)
+
+    def latest(frame: pd.DataFrame) -> pd.DataFrame:
+      # The held-out interactions are the last ones.
+      most = options.max_examples or len(frame)
+      return frame.groupby('user_id').tail(most)
+
     from_end = frame.groupby('user_id').cumcount(ascending=False)
     if self.protocol == task.SEEN:
       held_out = [
@@ -193,13 +198,6 @@ def build_ranking_model(
   return tf.keras.Model(
     item, {ranking.SCORE: scores[:, 0], ranking.NEGATIVES: scores[:, 1:]}
   )
-
-
-def _latest(frame: pd.DataFrame, max_examples: int | None) -> pd.DataFrame:
-  """Return the latest interactions of each user; the held-out ones are last."""
-  if max_examples is None:
-    return frame
-  return frame.groupby('user_id').tail(max_examples)
 
 
 def _with_random_tastes(
