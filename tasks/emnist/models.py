@@ -30,24 +30,19 @@ SHIFT = 'shift'
 
 
 def build_classifier(
-  kind: str,
-  shape: tuple[int, int],
-  num_classes: int,
-  ink: int,
-  hidden: int = 100,
+  kind: str, shape: tuple[int, int], num_classes: int, ink: int
 ) -> tf.keras.Model:
   """Build a model from images to logits, `[batch, num_classes]`.
 
   Args:
     kind: LINEAR is multinomial logistic regression; DENSE has one hidden layer
-      of rectified units (both as in pFedMe's experiments); CNN two
+      of 100 rectified units (both as in pFedMe's experiments); CNN two
       convolutions of 32 and 64 filters, a pool of 2 x 2 and a dense layer of
       128; FED_AVG_CNN is PFLlib's, with convolutions of 5 x 5, a pool after
       each, and a dense layer of 512.
     shape: Height and width of an image.
     num_classes: Number of characters.
     ink: The value of full ink.
-    hidden: Units of DENSE's hidden layer, named `hidden`.
 
   Raises:
     OptionError: If images are too small for FED_AVG_CNN.
@@ -61,10 +56,7 @@ def build_classifier(
   flat: list[tf.keras.layers.Layer] = [layers.Flatten(name='flatten')]
   bodies: dict[str, Callable[[], list[tf.keras.layers.Layer]]] = {
     LINEAR: lambda: flat,
-    DENSE: lambda: [
-      *flat,
-      layers.Dense(hidden, activation='relu', name='hidden'),
-    ],
+    DENSE: lambda: [*flat, layers.Dense(100, activation='relu', name='hidden')],
     CNN: lambda: [
       layers.Conv2D(32, 3, activation='relu', name='convolution_1'),
       layers.Conv2D(64, 3, activation='relu', name='convolution_2'),
