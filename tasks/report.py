@@ -85,18 +85,14 @@ def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
   costs: dict[str, list[tuple[str | None, tuple[float, float]]]] = {}
   for run in (run for setting in settings for run in setting.runs):
     if (cost := run.spent()) is not None:
-      costs.setdefault(run.setting('task'), []).append((_data(run), cost))
+      data = data_name(run.flags) or run.data  # None if unknown.
+      costs.setdefault(run.setting('task'), []).append((data, cost))
   for task, of_task in costs.items():
     for data in sorted({name for name, _ in of_task if name}) or ['']:
       # Data without a name may be any.
       same = [cost for name, cost in of_task if name in (None, data)]
       of = [name for name in (task, data) if name]
       yield ': '.join([*of, reporting.together(same, 'runs')])
-
-
-def _data(run: run_folders.RunFolder) -> str | None:
-  """Return the name of a run's data set; None if unknown."""
-  return data_name(run.flags) or run.data
 
 
 def _unlike(settings: Sequence[run_folders.Setting]) -> Iterator[str]:

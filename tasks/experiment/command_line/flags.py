@@ -214,7 +214,8 @@ def _values(options: Options, flag_values: flags.FlagValues) -> dict[str, Any]:
       value = _parsed(choice, texts[choice.flag])
     else:
       value = flag_values[choice.flag].value
-      if value is None and _differs_by_task(choice):
+      known_as = known().get(choice.flag, choice)
+      if value is None and known_as.option.differs_by_task:
         continue
     if choice.may_be_none and value == choice.option.for_none:
       value = None
@@ -254,10 +255,6 @@ def known() -> dict[str, Choice]:
   """Return all choices of `train`, by name."""
   groups = (Config(), Output())
   return {c.flag: c for options in groups for c in all_choices(options)}
-
-
-def _differs_by_task(choice: Choice) -> bool:
-  return known().get(choice.flag, choice).option.differs_by_task
 
 
 def argument(name: str, value: Any) -> str:

@@ -16,7 +16,6 @@ from tasks.experiment.trainable import Trainable
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.analysis.communication import communication
-from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks
 from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
@@ -68,7 +67,9 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     yield _line('bytes', _bytes(counted, asked * rounds, joined * rounds))
     yield _line('privacy', _privacy(trainable, rounds))
     if trainable.ledger is not None:
-      yield _line('noise', _noise(trainable.ledger.plan, counted))
+      norm = trainable.ledger.plan.noise_norm(counted['upload_parameters'])
+      warning = norm.warning and f'. WARNING: {norm.warning}'
+      yield _line('noise', f'{norm}{warning}')
     if releasing.is_due(config, folder):
       yield _line(
         'release',
@@ -188,12 +189,6 @@ def _privacy(trainable: Trainable, rounds: int) -> str:
     f'{rounds} rounds, noise multiplier {plan.noise_multiplier:.4g}, '
     f'{plan.sampling.name} sampling{simulated}'
   )
-
-
-def _noise(plan: privacy_plans.PrivacyPlan, counted: dict[str, Any]) -> str:
-  """Compare the norm of a round's noise with that of what it hides."""
-  norm = plan.noise_norm(counted['upload_parameters'])
-  return f'{norm}{norm.warning and f". WARNING: {norm.warning}"}'
 
 
 def _time(seconds: float) -> str:
