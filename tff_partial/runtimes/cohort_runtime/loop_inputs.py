@@ -71,17 +71,11 @@ def signature_of(feeds: Sequence[client_feeds.Feed], bucket: int) -> Signature:
   signed = []
   for feed in feeds:
     tensors = tuple(
-      (_dtype_name(tensor), _shape(tensor, kind))
+      (tf.as_dtype(tensor.dtype).name, _shape(tensor, kind))
       for tensor, kind in zip(feed.tensors, feed.kinds, strict=True)
     )
     signed.append((tensors, feed.kinds))
   return Signature(tuple(signed), bucket)
-
-
-def _dtype_name(tensor: Any) -> str:
-  if tensor.dtype == object:
-    return 'string'
-  return tf.as_dtype(tensor.dtype).name
 
 
 def _shape(
