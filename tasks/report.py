@@ -136,6 +136,9 @@ def main(report: Report) -> None:
   settings = analysis.run_folders.settings(runs, report.by)
   table = tables.gather(settings, of=report.of, metrics=report.metrics)
   text = table.to_markdown()
+  if failed := analysis.run_folders.find_failed(report.sweep_dir):
+    lines = [] if table.lost else ['', 'In no mean:', '']
+    text = '\n'.join([text, *lines, *(f'- {name}: failed' for name in failed)])
   print(text)
   for line in (*_spent(settings), *_unlike(settings)):
     print(line)

@@ -17,7 +17,6 @@ trials of Optuna, of which poor ones end early (docs/hyperparameter_search.md).
 """
 
 from collections.abc import Iterator, Sequence
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -33,10 +32,12 @@ from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.runs.folder import Folder
+from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
 from tasks.searching import plan as plans
 from tasks.shared_options import data_name
+from tff_partial import analysis
 from tff_partial_programs import recipes
 
 
@@ -134,8 +135,9 @@ def planned(
 ) -> dict[str, list[str]]:
   """Plan the runs of a grid.
 
-  If they are of several algorithms, each run leaves out the flags that only
-  other algorithms read, and runs that differ only by such a flag become one.
+  Each run leaves out the flags that `expand` drops and, if they are of several
+  algorithms, those that only other algorithms read. Runs that differ only by
+  such a flag become one.
 
   Args:
     names: Names of recipes, to run each of them.
@@ -163,8 +165,7 @@ def planned(
     if len(chosen) > 1:
       algorithm = command_line.algorithm_of(arguments)
       arguments = command_line.without_unread(arguments, algorithm)
-      read = command_line.without_unread(list(own.values()), algorithm)
-      setting = {n: v for n, v in setting.items() if own[n] in read}
+    setting = {n: v for n, v in setting.items() if own[n] in arguments}
     name = folder_name(recipe, setting)
     if todo.setdefault(name, arguments) != arguments:
       raise OptionError(
@@ -269,6 +270,38 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
   return lines
 
 
+def _refused(
+  todo: dict[str, list[str]], written: Sequence[str]
+) -> dict[str, str]:
+  """Check all runs before the first, and print what to know about them.
+
+  Args:
+    todo: The flags of each run, by the name of its folder.
+    written: The flags that the user wrote.
+
+  Returns:
+    Why runs cannot begin, by the names of their folders.
+
+  Raises:
+    OptionError: If none can.
+  """
+  configs, refused = [], {}
+  for name, arguments in todo.items():
+    try:
+      configs.append(command_line.parse(arguments))
+    except OptionError as error:
+      refused[name] = str(error)
+    else:
+      command_line.warn_without_effect(configs[-1], written)
+  if not configs:
+    raise OptionError('; '.join(dict.fromkeys(refused.values())))
+  for name, why in refused.items():
+    print(f'WARNING: {name} is not run: {why}')
+  for line in cost(configs, 'runs', 'sweep'):
+    print(line, flush=True)
+  return refused
+
+
 def main(sweep: Sweep, search: plans.Search) -> None:
   """Run the search, or the runs of the grid."""
   if not sweep.sweep_dir:
@@ -282,31 +315,30 @@ def main(sweep: Sweep, search: plans.Search) -> None:
       '--search: flags of a search are given, but nothing to search for. Say '
       'what to vary, such as --search=update_learning_rate=log:0.01:1.'
     )
-  failed = []
   for name in sweep.recipes:
     recipes.path(name)
   todo = planned(sweep.recipes, sweep.grid, _passed_on)
-  written = [*sweep.grid, *_passed_on]
-  configs = []
-  for arguments in todo.values():
-    with contextlib.suppress(OptionError):  # Its run says so.
-      configs.append(command_line.parse(arguments))
-      command_line.warn_without_effect(configs[-1], written)
-  for line in cost(configs, 'runs', 'sweep'):
-    print(line, flush=True)
+  refused = _refused(todo, [*sweep.grid, *_passed_on])
+  failed: list[str] = []
   for number, (name, arguments) in enumerate(todo.items(), 1):
     folder = root / name
+    if name in refused:
+      failed.append(name)
+      continue
     print(f'[{number}/{len(todo)}] {folder}', flush=True)
     status = _run('tasks.train', *arguments, f'--output_dir={folder}')
     result = Folder(str(folder)).read_result()
     if status and not (result and result['diverged']):
-      failed.append(str(folder))
+      failed.append(name)
   if len(failed) < len(todo):
+    root.mkdir(parents=True, exist_ok=True)
+    names = ''.join(f'{name}\n' for name in failed)
+    write_whole(root / analysis.run_folders.FAILED_FILE, names)
     _run('tasks.report', f'--sweep_dir={root}')
   if failed:
     raise OptionError(
       f'{len(failed)} of {len(todo)} runs failed, their messages are above: '
-      f'{", ".join(failed)}.'
+      f'{", ".join(str(root / name) for name in failed)}.'
     )
 
 

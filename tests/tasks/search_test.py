@@ -14,6 +14,7 @@ from unittest import mock
 import optuna
 import pytest
 
+from tasks import report
 from tasks import sweep
 from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
@@ -21,6 +22,7 @@ from tasks.searching import plan as plans
 from tasks.searching import reporting
 from tasks.searching import trials
 from tests.support import commands
+from tests.support import run_folders
 from tests.support.commands import run_here
 
 _RATE = 'update_learning_rate'
@@ -442,6 +444,39 @@ def test_a_sweep_warns_once_of_what_was_written(tmp_path, monkeypatch, caplog):
     outcome = run_here('train', *arguments)
     commands.is_for_users(outcome, str(tmp_path))
   assert len(caplog.messages) == 2
+
+
+def test_a_grid_is_checked_before_its_first_run(tmp_path, monkeypatch):
+  started = []
+
+  def trained(binary: str, *arguments: str) -> int:
+    started.append((binary, *arguments))
+    return int('--batch_size=9' in arguments)  # One fails, as of missing data.
+
+  monkeypatch.setattr(sweep, '_run', trained)
+  here = 'sweep', f'--sweep_dir={tmp_path}'
+  outcome = run_here(*here, '--grid=batch_size=5,0,9', '--', '--data=synthetic')
+  assert outcome.output.startswith(
+    'WARNING: batch_size=0 is not run: --batch_size=0: '
+  )
+  assert [binary for binary, *_ in started] == ['tasks.train'] * 2 + [
+    'tasks.report'
+  ]
+  commands.is_for_users(outcome, '2 of 3 runs failed')
+  run_folders.write(tmp_path, 'batch_size=5')
+  monkeypatch.undo()
+  report.main(report.Report(sweep_dir=(str(tmp_path),)))
+  assert (
+    (tmp_path / 'table.md')
+    .read_text()
+    .endswith(
+      'In no mean:\n\n'
+      f'- {tmp_path / "batch_size=0"}: failed\n'
+      f'- {tmp_path / "batch_size=9"}: failed\n'
+    )
+  )
+  # Nothing at all is started where every run is refused.
+  commands.is_for_users(run_here(*here, '--grid=round=1,2'), 'rounds')
 
 
 def test_flags_of_the_runs_of_a_sweep_follow_two_dashes(tmp_path):

@@ -18,6 +18,8 @@ FLAGS_FILE = 'flags.txt'
 # Before the name and value of an option that has no flag of its own.
 _SET = '--set='
 RESULT_FILE = 'result.json'
+# In the folder of a sweep: names of the folders of runs that failed.
+FAILED_FILE = 'failed.txt'
 
 # States of a run. Only runs that are done count in means.
 DONE, DIVERGED, UNFINISHED = 'done', 'diverged', 'unfinished'
@@ -157,6 +159,19 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
     for place in sorted(places):
       found.setdefault(place.resolve(), _read(place, root))
   return list(found.values())
+
+
+def find_failed(
+  folders: Iterable[str | os.PathLike[str]],
+) -> list[pathlib.Path]:
+  """Find the folders of runs that failed before they wrote anything."""
+  return [
+    root / name
+    for root in map(pathlib.Path, folders)
+    if (root / FAILED_FILE).exists()
+    for name in (root / FAILED_FILE).read_text(encoding='utf-8').splitlines()
+    if not (root / name / FLAGS_FILE).exists()
+  ]
 
 
 def _read(folder: pathlib.Path, root: pathlib.Path) -> RunFolder:

@@ -298,7 +298,13 @@ def test_a_sweep_gives_each_algorithm_what_it_reads():
     'algorithm=apfl,mixture=0.2': [*both, '--set=mixture=0.2'],
     'algorithm=apfl,mixture=0.4': [*both, '--set=mixture=0.4'],
   }
-  # Of a single algorithm all is given, and refused by the run.
+  # So are the values of a flag that has no use beside another.
+  assert list(_runs('support_share=0.2,0.4', 'split=halves,fraction')) == [
+    'split=halves',
+    'support_share=0.2,split=fraction',
+    'support_share=0.4,split=fraction',
+  ]
+  # Of a single algorithm all else is given, and refused by the run.
   found = _runs('mixture=0.2', passed_on=['--algorithm=fed_avg'])
   assert found == {'mixture=0.2': ['--algorithm=fed_avg', '--set=mixture=0.2']}
 
