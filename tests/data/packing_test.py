@@ -198,6 +198,7 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
       r"has no columns \['movie', 'trust'\]; it has "
       r"\['user', 'item', 'rating', 'when', 'when_as_date'\]",
     ),
+    ({'weight': 'ratng'}, "no columns .* Did you mean 'rating'"),
     (
       {'inputs': {'a': 'item', 'b': 'movie'}},
       "the model reads one input. Name the column of each: `inputs='column'`",
@@ -219,7 +220,7 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
     (
       {'time': 'user'},
       r"Column 'user' holds str such as 'ann', whose order need not be that of "
-      r"time. .* `pd.to_datetime\(frame\['user'\]\)`",
+      r"time. .* `pd.to_datetime\(frame\['user'\]\)`, and `dayfirst=True`",
     ),
     (
       {'encode': ['user']},
@@ -245,6 +246,8 @@ def test_a_row_without_a_value_or_a_client_is_refused():
     ClientDataError, match="Column 'user' lacks 2 .* in row 6"
   ):
     _from_frame(frame)
+  with pytest.raises(ClientDataError, match='frame has no rows'):
+    _from_frame(frame[:0])
   frame = _frame().set_index('when', drop=False)
   frame['rating'] = frame['rating'].replace(1.0, np.inf)
   with pytest.raises(

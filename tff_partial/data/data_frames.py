@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import difflib
 import os
 from typing import Any
 
@@ -97,8 +98,10 @@ class FrameTable:
     found = list(frame.columns)
     absent = [column for column in wanted if column not in found]
     if absent:
+      meant = difflib.get_close_matches(str(absent[0]), map(str, found), 1)
+      hint = f' Did you mean {meant[0]!r}?' if meant else ''
       raise examples.ClientDataError(
-        f'The data frame has no columns {absent}; it has {found}.'
+        f'The data frame has no columns {absent}; it has {found}.{hint}'
       )
     for column in wanted:
       if found.count(column) > 1:
@@ -106,6 +109,10 @@ class FrameTable:
           f'The data frame has {found.count(column)} columns {column!r}. '
           'Rename all but one.'
         )
+    if not len(frame):
+      raise examples.ClientDataError(
+        'The data frame has no rows. Give one with a row for each example.'
+      )
     self.dropped = Dropped()
     if missing == DROP:
       self._drop_missing(wanted)
@@ -158,7 +165,7 @@ class FrameTable:
           )
       return dict(encode)
     made = {}
-    for column in columns if len(self._frame) else ():
+    for column in columns:
       with _of_column(column):
         made[column] = Vocabulary(self._frame[column])
     return made
@@ -170,7 +177,8 @@ class FrameTable:
       raise examples.ClientDataError(
         f'Column {column!r} holds {_kind_of(array)}, whose order need not be '
         'that of time. Convert it, for instance with '
-        f'`pd.to_datetime(frame[{column!r}])`.'
+        f'`pd.to_datetime(frame[{column!r}])`, and `dayfirst=True` where dates '
+        'are like 22/09/2021.'
       )
     if array.dtype.kind == 'f' and not np.isfinite(array).all():
       place = int(np.flatnonzero(~np.isfinite(array))[0])
