@@ -90,7 +90,9 @@ def top_n(
   except (TypeError, ValueError, tf.errors.OpError) as error:
     raise ProgramError(
       f'top_n: the model cannot read candidates of the shape '
-      f'{list(ids.shape[1:])}: {tracing.reason(error)}'
+      f'{list(ids.shape[1:])}: {tracing.reason(error)} Candidates are inputs, '
+      'each of which the model scores. For the classes of a classifier, sort '
+      'what its `predict` returns.'
     ) from error
   # Unsigned numbers have no negative ones to sort by.
   scores = np.asarray(_output(predicted, output), np.float64)
