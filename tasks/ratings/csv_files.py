@@ -82,7 +82,8 @@ def read(csv: Csv) -> Table:
       files_tables.NUMBER if is_number else r'[0-9][\x00-\x7f]*',
       'a number or a date like 2001-02-03 04:05:06',
       _whole_or_not if is_number else _dates,
-      'Repair the line, or name another column with --csv_time.',
+      'Repair the line, write dates with the year first, or name another '
+      'column with --csv_time.',
     )
     frame['time'] = np.unique(times.to_numpy(), return_inverse=True)[1]
   return Table(path.name, frame, columns, left_out)

@@ -136,6 +136,10 @@ def test_long_numbers_are_times_in_their_order(tmp_path, times):
       "line 3: 'time' should be a number or a date .*, found 'soon'",
     ),
     (
+      f'{_HEAD},time\na,b,1,22/09/2021\n',
+      "line 2: .* found '22/09/2021'.* the year first",
+    ),
+    (
       f'{_HEAD},time\na,b,1,2001-02-03\na,c,2,now\n',
       "line 3: 'time' should be a number or a date .*, found 'now'",
     ),
