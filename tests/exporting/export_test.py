@@ -488,6 +488,18 @@ def test_operators_that_tflite_lacks_are_named(tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
+def test_double_precision_is_named_not_its_operators(tmp_path):
+  def build() -> tf.keras.Model:
+    x = tf.keras.Input([2], dtype=tf.float64)
+    own = tf.keras.layers.Dense(1, use_bias=False, dtype='float64', name='own')
+    return tf.keras.Model(x, own(x))
+
+  model = tff_partial.from_keras(build, loss='mse')
+  weights = {'own/kernel': [[1.0], [2.0]]}
+  with pytest.raises(ExportError, match='float64, .*the policy float32'):
+    tff_partial.export(model, weights, tmp_path / 'out', ['tflite'])
+
+
 # ---- the program -------------------------------------------------------------
 
 

@@ -71,12 +71,12 @@ def _explained(error: Exception) -> ExportError:
     }
   )
   otherwise = "Or leave it out: formats=('saved_model',)."
-  half = re.search(r'x(b?)f16>', str(error))
-  if half:
+  precision = re.search(r'x(b?)f(16|64)>', str(error))
+  if precision:
     return ExportError(
-      f'tflite: layers compute in {"b" * bool(half[1])}float16, which TFLite '
-      'does not train. Export what `from_keras` makes under the policy float32 '
-      f'of the same weights. {otherwise}'
+      f'tflite: layers compute in {precision[1]}float{precision[2]}, which '
+      'TFLite does not train. Export what `from_keras` makes under the policy '
+      f'float32 of the same weights. {otherwise}'
     )
   if not names:
     return ExportError(
