@@ -41,7 +41,7 @@ def main() -> None:
       model,
       collections.OrderedDict(weights),
       pathlib.Path(folder) / 'device',
-      reconstruction=algorithms.build_fed_als(model),
+      reconstruct=algorithms.build_fed_als(model),
       num_support=_RATINGS,
     )
     measuring.say(f'{exported.sizes()["tflite"] / 1e6:.1f} MB')

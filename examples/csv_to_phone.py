@@ -37,5 +37,5 @@ for item, score in tff_partial.top_n(mine, known['item'], 10, exclude=rated):
   print(f'{user} may like {item}: {score:.2f}')
 weights, folder = trained.best_weights, sys.argv[2]
 tff_partial.export(
-  model, weights, folder, reconstruction=trained, vocabularies=known
+  model, weights, folder, reconstruct=trained, vocabularies=known
 )

@@ -374,7 +374,7 @@ def test_devices_take_any_length(tmp_path):
     model.initial_weights('global', [0, 1]),
     tmp_path / 'exported',
     ('saved_model',),
-    reconstruction=Phase(optimizer=sgd(0.5), batch_size=2),
+    reconstruct=Phase(optimizer=sgd(0.5), batch_size=2),
     num_support=2,
   )
   run = running.load(exported.paths['saved_model'])
@@ -394,7 +394,7 @@ def test_devices_take_any_length(tmp_path):
       model.initial_weights('global', [0, 1]),
       tmp_path / 'tflite',
       ('tflite',),
-      reconstruction=Phase(optimizer=sgd(0.5), batch_size=2),
+      reconstruct=Phase(optimizer=sgd(0.5), batch_size=2),
       num_support=2,
     )
 

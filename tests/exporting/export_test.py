@@ -123,7 +123,7 @@ def _exported(
   shared = model.initial_weights(tiers.GLOBAL, random_bits.derive('shared'))
   weights = ModelWeights({tiers.GLOBAL: shared}, {})
   exported = tff_partial.export(
-    model, weights, folder, reconstruction=phase, num_support=_SIZE
+    model, weights, folder, reconstruct=phase, num_support=_SIZE
   )
   same = tff_partial.splits.same()
   simulated = evaluation.build_query_evaluation(
@@ -214,7 +214,7 @@ def test_a_device_has_the_intervals_of_the_simulation(tmp_path, rated_items):
   result = tff_partial.train(process, clients, rounds=3, clients_per_round=12)
   exported = tff_partial.export(
     *(model, result.best_weights, tmp_path / 'device'),
-    reconstruction=result,
+    reconstruct=result,
     num_support=8,
   )
   items = np.arange(9, dtype=np.int32)
@@ -332,7 +332,7 @@ def test_weights_of_examples_and_first_values_by_hand(slope, tmp_path):
     tmp_path / 'out',
     ['saved_model'],
     weighted=True,
-    reconstruction=tff_partial.Phase(),
+    reconstruct=tff_partial.Phase(),
     num_support=np.int64(2),  # As the largest of some counts is.
     num_predicted=3,
   )
@@ -361,7 +361,7 @@ def test_a_device_takes_the_steps_of_the_process(slope, tmp_path):
   for name, steps in {'result': result, 'phase': tff_partial.Phase()}.items():
     exported = tff_partial.export(
       *(slope, result.best_weights, tmp_path / name, ['saved_model']),
-      reconstruction=steps,
+      reconstruct=steps,
       num_support=2,
     )
     device = running.load(exported.paths['saved_model'])
@@ -374,7 +374,7 @@ def test_a_device_takes_the_steps_of_the_process(slope, tmp_path):
     ExportError, match='epochs of the process follow the roun'
   ):
     tff_partial.export(
-      slope, result.best_weights, tmp_path / 'out', reconstruction=process
+      slope, result.best_weights, tmp_path / 'out', reconstruct=process
     )
 
 
@@ -420,14 +420,14 @@ _OF_GLOBAL = tff_partial.Phase(optimizer={tiers.GLOBAL: tff_partial.sgd(0.1)})
     ({'num_support': 2.5}, 'num_support=2.5: give room .* a whole number'),
     ({'num_support': 0}, 'num_support=0: give room for 1 example'),
     ({'num_predicted': -1}, 'num_predicted=-1: give room for 1 example'),
-    ({'reconstruction': [3]}, 'expected phases.*found a int'),
+    ({'reconstruct': [3]}, 'expected phases.*found a int'),
     (
-      {'reconstruction': tff_partial.Phase(epochs=lambda number: number)},
+      {'reconstruct': tff_partial.Phase(epochs=lambda number: number)},
       'epochs of a phase follow the rounds',
     ),
-    ({'reconstruction': _OF_A_COPY}, 'reads a copy of the weights'),
-    ({'reconstruction': _OF_GLOBAL}, 'no optimizer for local weights'),
-    ({'reconstruction': None}, 'Say by which steps: `reconstruction=r'),
+    ({'reconstruct': _OF_A_COPY}, 'reads a copy of the weights'),
+    ({'reconstruct': _OF_GLOBAL}, 'no optimizer for local weights'),
+    ({'reconstruct': None}, 'Say by which steps: `reconstruct=r'),
   ],
 )
 def test_impossible_settings_are_refused(slope, tmp_path, settings, message):
@@ -465,7 +465,7 @@ def test_groups_and_personal_weights_are_refused(slope, tmp_path):
     tff_partial.export(model, _SHARED, out)
   ditto = algorithms.build_ditto(tff_partial.from_keras(build, loss='mse'))
   with pytest.raises(ExportError, match='train personal weights of their own'):
-    tff_partial.export(slope, _SHARED, out, reconstruction=ditto)
+    tff_partial.export(slope, _SHARED, out, reconstruct=ditto)
 
 
 def _with_dropout() -> tf.keras.Model:
@@ -482,7 +482,7 @@ def test_operators_that_tflite_lacks_are_named(tmp_path):
     ExportError, match='StatelessRandomUniformFullIntV2.*as for a dropout'
   ) as refused:
     tff_partial.export(
-      model, _SHARED, tmp_path / 'out', reconstruction=tff_partial.Phase()
+      model, _SHARED, tmp_path / 'out', reconstruct=tff_partial.Phase()
     )
   assert "formats=('saved_model',)" in str(refused.value)
   assert not (tmp_path / 'out').exists()

@@ -75,7 +75,7 @@ def test_devices_read_strings_or_their_numbers(model, tmp_path):
   shared = model.initial_weights('global', [0, 1])
   steps = tff_partial.Phase(batch_size=2, epochs=2)
   exported = tff_partial.export(
-    model, shared, tmp_path / 'exported', reconstruction=steps, num_support=4
+    model, shared, tmp_path / 'exported', reconstruct=steps, num_support=4
   )
   ages = np.array([[1.0], [2.0], [3.0], [5.0]], np.float32)
   # The mean of no steps is no number: an empty text needs a fixed length.

@@ -100,7 +100,7 @@ def export(
   folder: str | pathlib.Path,
   formats: Sequence[str] = FORMATS,
   *,
-  reconstruction: Reconstruction | None = None,
+  reconstruct: Reconstruction | None = None,
   num_support: int = 100,
   num_predicted: int | None = None,
   weighted: bool = False,
@@ -110,7 +110,7 @@ def export(
   """Write a trained model to files that serve a user on a device.
 
       exported = tff_partial.export(
-        model, result.best_weights, 'on_device', reconstruction=result
+        model, result.best_weights, 'on_device', reconstruct=result
       )
 
   docs/export.md describes the signatures of the files: `predict`,
@@ -125,7 +125,7 @@ def export(
     folder: A new or empty folder to write to.
     formats: Formats to write: `saved_model`, for TensorFlow, and `tflite`, with
       builtin operators only.
-    reconstruction: How to train local weights on all support examples: the
+    reconstruct: How to train local weights on all support examples: the
       result of `train` or `load`, or a process, for the steps of `personalise`
       at a client that never took part; or one phase, or several in order, whose
       `train`, `on`, `slots` and `measured` are ignored. Not needed for a model
@@ -156,7 +156,7 @@ def export(
     serving.Serving,
     model,
     _values(model, weights, client_seed),
-    _work(reconstruction, model),
+    _work(reconstruct, model),
     seed=client_seed,
     num_support=num_support,
     num_predicted=num_predicted,
@@ -285,12 +285,12 @@ def _of_process(
   work = process.work
   if work is None:
     raise ExportError(
-      'reconstruction: what a client of the process does is not known. Give '
+      'reconstruct: what a client of the process does is not known. Give '
       'the phases.'
     )
   if rounds is None and work.follows_rounds:
     raise ExportError(
-      'reconstruction: the epochs of the process follow the rounds, or its '
+      'reconstruct: the epochs of the process follow the rounds, or its '
       'rates do. Give the result of `train`, which says how many were done.'
     )
   own = work_lib.personal_phases(work.work, process.model, rounds or 0)
@@ -298,7 +298,7 @@ def _of_process(
   others -= {tiers.LOCAL}
   if others or not own:
     raise ExportError(
-      'reconstruction: clients of the process train '
+      'reconstruct: clients of the process train '
       f'{", ".join(sorted(others)) or "no local"} weights of their own, which '
       'a device could not. Save the Keras model of one client, which '
       '`tff_partial.personalise` makes, or give phases.'
@@ -315,7 +315,7 @@ def _work(
   if given is None:
     raise ExportError(
       'The model has local weights, which devices rebuild. Say by which steps: '
-      '`reconstruction=result` of `train`, for those of its process, or one or '
+      '`reconstruct=result` of `train`, for those of its process, or one or '
       'several `tff_partial.Phase(...)`.'
     )
   if isinstance(given, processes.PartialProcess):
@@ -328,24 +328,24 @@ def _work(
   for phase in work:
     if not isinstance(phase, phases.Phase):
       raise ExportError(
-        'reconstruction: expected phases, '
+        'reconstruct: expected phases, '
         f'`tff_partial.Phase(...)`, found a {type(phase).__name__}.'
       )
     for name, what in (('epochs', 'epochs'), ('rate_factor', 'rates')):
       if callable(getattr(phase, name)):
         raise ExportError(
-          f'reconstruction: the {what} of a phase follow the rounds, but a '
+          f'reconstruct: the {what} of a phase follow the rounds, but a '
           f'device is in no round. Give a number, {name}=...'
         )
     if phase.read is not tiers.server_and_local_weights:
       raise ExportError(
-        'reconstruction: a phase reads a copy of the weights, of which a '
+        'reconstruct: a phase reads a copy of the weights, of which a '
         'device has none. Leave `weights_fn` out.'
       )
     optimizer = phase.optimizer
     if isinstance(optimizer, Mapping) and tiers.LOCAL not in optimizer:
       raise ExportError(
-        'reconstruction: a phase has no optimizer for local weights, but for '
+        'reconstruct: a phase has no optimizer for local weights, but for '
         f'{list(optimizer)}.'
       )
     found.append(

@@ -85,7 +85,7 @@ class _NoServer:
 
   def __getitem__(self, name: str) -> Any:
     raise ExportError(
-      f'reconstruction: clients of the process read {name!r} of the state that '
+      f'reconstruct: clients of the process read {name!r} of the state that '
       'the server sends them, which a device does not have. Save the Keras '
       'model of one client, which `tff_partial.personalise` makes, or give '
       'phases.'

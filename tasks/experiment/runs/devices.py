@@ -264,7 +264,7 @@ def write(
     of_run.weights,
     folder,
     formats,
-    reconstruction=of_run.reconstruction,
+    reconstruct=of_run.reconstruction,
     num_support=num_support,
     seed=seed,
     vocabularies=getattr(task, 'vocabularies', None),
