@@ -383,7 +383,7 @@ def fixture_no_training(monkeypatch):
 
   def stop(config: Config, *_: Any) -> None:
     local = config.local
-    for build in (local.of_both, local.of_personal, local.build_split):
+    for build in (local.joint_phase, local.local_phase, local.build_split):
       build()
     config.server.aggregation(10)
     config.server.build_optimizer()

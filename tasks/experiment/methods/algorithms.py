@@ -16,8 +16,8 @@ from tasks.experiment.methods import sub_populations
 from tasks.experiment.options.training import LocalTraining
 
 _FOR_ALL = building.measured_by('build_fed_avg_eval')
-_PERSONAL = LocalTraining.of_personal
-_GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
+_PERSONAL = LocalTraining.local_phase
+_GLOBAL, _BOTH = LocalTraining.global_phase, LocalTraining.joint_phase
 
 
 def _kept(
@@ -184,10 +184,10 @@ ALGORITHMS: dict[str, building.Algorithm] = {
       'build_p_fed_me',
       building.of_p_fed_me,
       building.aggregating,
-      personal=LocalTraining.of_personal_repeated,
+      personal=LocalTraining.repeated_phase,
     ),
     building.measured_by('build_p_fed_me_eval', building.penalty_of_p_fed_me),
-    personal=LocalTraining.of_personal_repeated,
+    personal=LocalTraining.repeated_phase,
     always_personalises=True,
     reads=('penalty', 'repeats'),
     ignores=(*building.STEPPING, 'update_optimizer'),
@@ -257,7 +257,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
       'build_apfl',
       building.of_apfl,
       training=_GLOBAL,
-      personal=LocalTraining.of_personal_as_global,
+      personal=LocalTraining.whole_model_phase,
     ),
     building.of_apfl,
     reads=('mixture', 'mixture_learning_rate'),
@@ -284,10 +284,10 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     build=building.trained_by(
       'build_local_only',
       server=building.nothing,
-      training=LocalTraining.of_own_model,
+      training=LocalTraining.personal_model_phase,
     ),
     user=tasks_lib.OWN,
-    personal=LocalTraining.of_own_model,
+    personal=LocalTraining.personal_model_phase,
     ignores=building.JOINING,
   ),
   'hpfl': many_users.hpfl(),
@@ -299,7 +299,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fine_tuning': building.Algorithm(
     building.trained_by('build_fed_avg', training=_GLOBAL),
     building.measured_by('build_fine_tuning_eval'),
-    personal=LocalTraining.of_tuning,
+    personal=LocalTraining.tuning_phase,
     always_personalises=True,
     reads=('tuned',),
   ),

@@ -144,7 +144,7 @@ def fed_att(
   return builder('build_fed_att')(
     model,
     server_learning_rate=run.server.optimizer.learning_rate,
-    training=run.local.of_both(),
+    training=run.local.joint_phase(),
     aggregation=run.aggregation(),
   )
 
@@ -154,7 +154,7 @@ def per_fed_avg(hessian_free: bool) -> Build:
     model,
     adaptation_rate=run.local.reconstruction.learning_rate,
     hessian_free=hessian_free,
-    training=run.local.of_global(),
+    training=run.local.global_phase(),
     **run.server_arguments(),
   )
 
@@ -165,7 +165,7 @@ def fed_proto(
   return builder('build_fed_proto')(
     model,
     **_class_features(model),
-    training=run.local.of_global(),
+    training=run.local.global_phase(),
     **dict[str, Any](run.hyperparameters.penalty_argument),
   )
 

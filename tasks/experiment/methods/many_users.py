@@ -33,10 +33,10 @@ def fed_avg(
   """Build FedAvg; tables that clients keep are trained as in FedPer."""
   if _keeps_tables(model, run):
     return tff_partial.algorithms.build_fed_per(
-      model, training=run.local.of_both(), **run.server_arguments()
+      model, training=run.local.joint_phase(), **run.server_arguments()
     )
   return tff_partial.algorithms.build_fed_avg(
-    model, training=run.local.of_global(), **run.server_arguments()
+    model, training=run.local.global_phase(), **run.server_arguments()
   )
 
 
@@ -51,14 +51,14 @@ def fed_prox(
     if penalty is None:
       penalty = usual.PENALTY
     training = dataclasses.replace(
-      run.local.of_both(), terms=(tff_partial.terms.proximal(penalty),)
+      run.local.joint_phase(), terms=(tff_partial.terms.proximal(penalty),)
     )
     return tff_partial.algorithms.build_fed_per(
       model, training=training, **run.server_arguments()
     )
   return building.builder('build_fed_prox')(
     model,
-    training=run.local.of_global(),
+    training=run.local.global_phase(),
     **run.hyperparameters.penalty_argument,
     **run.server_arguments(),
   )
@@ -105,7 +105,7 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       drafts=how.drafting(rows, join) if drafts else None,
       tables=tuple(rows),
       public=public,
-      training=run.local.of_both(tff_partial.tiers.PERSONAL),
+      training=run.local.joint_phase(tff_partial.tiers.PERSONAL),
       by_nearness=drafts and how.by_nearness,
       join=join,
       aggregation=aggregation,
@@ -121,7 +121,7 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       'build_hpfl_eval', lambda run: {'attributes': run.item_attributes}
     ),
     user=tasks_lib.OWN,
-    personal=LocalTraining.of_own_model,
+    personal=LocalTraining.personal_model_phase,
     leaks=leaks,
     ignores=building.JOINING,
     reads=tuple(Hpfl().flags()) if drafts else (),

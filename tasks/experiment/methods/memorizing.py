@@ -29,9 +29,9 @@ def _measuring(run: Setting, measuring: Measuring, user: str) -> dict[str, Any]:
   personalise: phases.Phase | None = None
   tune: phases.Phase | None = None
   if user == tasks_lib.OWN:
-    personalise = run.local.when_measured(run.local.of_personal())
+    personalise = run.local.when_measured(run.local.local_phase())
   if run.local.tuning_learning_rate is not None:
-    tune = run.local.of_tuning_global()
+    tune = run.local.global_tuning_phase()
   else:
     run.local.refuse_set(
       ('tuned',), 'nothing is tuned. Give --tuning_learning_rate, too.'

@@ -25,8 +25,8 @@ def fed_recon(
   return tff_partial.algorithms.build_fed_recon(
     model,
     split=run.local.build_split(),
-    reconstruct=run.local.of_personal(),
-    update=run.local.of_global(),
+    reconstruct=run.local.local_phase(),
+    update=run.local.global_phase(),
     joint=run.hyperparameters.joint,
     through_solution=run.hyperparameters.through_solution,
     **run.server_arguments(),
@@ -38,7 +38,7 @@ def fed_recon_eval(
 ) -> Evaluation:
   return tff_partial.algorithms.build_fed_recon_eval(
     model,
-    personalise=run.local.when_measured(run.local.of_personal()),
+    personalise=run.local.when_measured(run.local.local_phase()),
     split=measuring.get('split') or run.local.split_when_measured(),
   )
 
@@ -49,8 +49,8 @@ def fed_recon_fine_tuning_eval(
   return tff_partial.algorithms.build_fed_recon_fine_tuning_eval(
     model,
     split=measuring.get('split') or run.local.split_when_measured(),
-    personalise=run.local.when_measured(run.local.of_personal()),
-    tune=run.local.of_tuning_global(),
+    personalise=run.local.when_measured(run.local.local_phase()),
+    tune=run.local.global_tuning_phase(),
   )
 
 

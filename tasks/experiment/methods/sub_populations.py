@@ -34,11 +34,11 @@ def fed_embed(
 
   return building.Algorithm(
     building.trained_by(
-      'build_fed_embed', trained, training=LocalTraining.of_both
+      'build_fed_embed', trained, training=LocalTraining.joint_phase
     ),
     building.measured_by('build_fed_embed_eval', measured),
     user=user,
-    personal=LocalTraining.of_personal,
+    personal=LocalTraining.local_phase,
     reads=reads,
   )
 
@@ -52,7 +52,7 @@ def p_fed_km(gradients: str, user: str) -> building.Algorithm:
 
   return building.Algorithm(
     building.trained_by(
-      'build_p_fed_km', trained, training=LocalTraining.of_global
+      'build_p_fed_km', trained, training=LocalTraining.global_phase
     ),
     building.supported_by('build_p_fed_km_eval', measured),
     user=user,
@@ -67,6 +67,6 @@ def ifca(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   )
   return building.builder('build_ifca')(
     model,
-    training=run.local.of_global(),
+    training=run.local.global_phase(),
     **{**run.server_arguments(), 'aggregation': aggregation},
   )

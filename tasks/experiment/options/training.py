@@ -190,7 +190,7 @@ class LocalTraining(Options):
     """Build the split of examples of clients that are measured."""
     return self.build_split(self.evaluation_batch_size)
 
-  def of_global(self) -> phases.Phase:
+  def global_phase(self) -> phases.Phase:
     """Build the phase that trains global weights."""
     return self._phase('update', self.update.build())
 
@@ -205,14 +205,14 @@ class LocalTraining(Options):
       drop_remainder=self.drop_remainder,
     )
 
-  def of_personal(self) -> phases.Phase:
+  def local_phase(self) -> phases.Phase:
     """Build the phase that trains local weights."""
     optimizer = self.reconstruction.build()
     if isinstance(optimizer, tff_partial.Exact):
       return tff_partial.Phase(optimizer=optimizer)
     return self._phase('reconstruction', optimizer)
 
-  def of_both(self, shared: str = 'global') -> phases.Phase:
+  def joint_phase(self, shared: str = 'global') -> phases.Phase:
     """Build the phase that trains global weights and the client's at once.
 
     Args:
@@ -224,28 +224,28 @@ class LocalTraining(Options):
       shared: self.update.build(),
     }
     return dataclasses.replace(
-      self.of_global(), train=(shared,), optimizer=optimizers
+      self.global_phase(), train=(shared,), optimizer=optimizers
     )
 
-  def of_own_model(self) -> phases.Phase:
+  def personal_model_phase(self) -> phases.Phase:
     """Build the phase in which clients train their own models.
 
     Their copies of global weights are trained as if they were sent.
     """
     tiers = tff_partial.tiers
     return dataclasses.replace(
-      self.of_both(tiers.PERSONAL), train=(tiers.PERSONAL, tiers.LOCAL)
+      self.joint_phase(tiers.PERSONAL), train=(tiers.PERSONAL, tiers.LOCAL)
     )
 
-  def of_personal_as_global(self) -> phases.Phase:
+  def whole_model_phase(self) -> phases.Phase:
     """Build the phase of global weights with the optimizer of local ones."""
     return self._phase('update', self.reconstruction.build())
 
-  def of_tuning(self) -> phases.Phase:
+  def tuning_phase(self) -> phases.Phase:
     """Build the phase that fine-tunes all weights, or those of `tuned`."""
-    return dataclasses.replace(self.of_personal(), variable_filter=self.tuned)
+    return dataclasses.replace(self.local_phase(), variable_filter=self.tuned)
 
-  def of_tuning_global(self) -> phases.Phase:
+  def global_tuning_phase(self) -> phases.Phase:
     """Build the phase that fine-tunes global weights before an evaluation."""
     rate = self.tuning_learning_rate
     if rate is None:
@@ -257,10 +257,10 @@ class LocalTraining(Options):
       optimizer=optimizer,
     )
 
-  def of_personal_repeated(self) -> phases.Phase:
+  def repeated_phase(self) -> phases.Phase:
     """Build pFedMe's phase, which repeats its steps on each batch."""
     return dataclasses.replace(
-      self.of_personal_as_global(), steps_per_batch=self.repeats
+      self.whole_model_phase(), steps_per_batch=self.repeats
     )
 
   def when_measured(self, phase: phases.Phase) -> phases.Phase:

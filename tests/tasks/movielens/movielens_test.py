@@ -338,5 +338,5 @@ def test_central_training_is_measured_on_the_same_ratings():
   assert central.batch_size != federated.batch_size
   for local in (central, federated):
     assert local.split_when_measured().query.name == 'alternating(5)[1]'
-  measured = central.when_measured(central.of_personal())
-  assert measured.batch_size == federated.of_personal().batch_size == 5
+  measured = central.when_measured(central.local_phase())
+  assert measured.batch_size == federated.local_phase().batch_size == 5

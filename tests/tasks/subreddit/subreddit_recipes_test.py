@@ -56,7 +56,7 @@ def test_users_train_their_vectors_again_before_they_are_measured():
     # On their training comments, and from what they remember.
     assert 'is_query' in trainable.evaluation(who).example_spec
     assert trainable.remembers(who)
-  phase = config.local.when_measured(config.local.of_personal())
+  phase = config.local.when_measured(config.local.local_phase())
   assert (phase.epochs, phase.max_steps) == (4, 7)
   state = phase.optimizer.initialize(tf.TensorSpec([2]))
   assert state['learning_rate'] == 0.25
