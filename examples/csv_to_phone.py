@@ -21,9 +21,7 @@ def build() -> tf.keras.Model:
 
 model = tff_partial.from_keras(build, local='taste', loss='mse')
 process = tff_partial.algorithms.build_fed_recon(
-  model,
-  reconstruct=tff_partial.Phase(batch_size=4),
-  update=tff_partial.Phase(batch_size=4),
+  model, reconstruct=tff_partial.Phase(batch_size=4)
 )
 spec = process.example_spec
 clients = tff_partial.from_pandas(

@@ -30,9 +30,7 @@ def build_keras_model() -> tf.keras.Model:
 
 model = tff_partial.from_keras(build_keras_model, local='taste', loss='mse')
 process = tff_partial.algorithms.build_fed_recon(
-  model,
-  reconstruct=tff_partial.Phase(epochs=10, batch_size=4),
-  update=tff_partial.Phase(batch_size=4),
+  model, reconstruct=tff_partial.Phase(epochs=10, batch_size=4)
 )
 clients = tff_partial.from_pandas(
   frame,

@@ -160,7 +160,7 @@ _NOT_EXPORTED = {
 def test_what_was_trained_is_exported_or_refused(row, process, tmp_path):
   weights = process.get_model_weights(process.initialize())
   reason = 'for groups' if row.grouped else _NOT_EXPORTED.get(row.name)
-  options = {'formats': ['saved_model'], 'reconstruction': process}
+  options = {'formats': ['saved_model'], 'reconstruct': process}
   if reason is None:
     tff_partial.export(process.model, weights, tmp_path / 'made', **options)
     assert (tmp_path / 'made').is_dir()

@@ -221,7 +221,7 @@ def test_a_device_predicts_as_the_personal_model(brought, trained, tmp_path):
     )
     return exported.paths[format]
 
-  settings: Any = {'reconstruction': trained, 'num_support': 12}
+  settings: Any = {'reconstruct': trained, 'num_support': 12}
   paths = [export('saved_model')]
   refused = brought.row.refused_by_tflite
   if brought.row.kind == 'normalized' and keras_3.is_model(own):

@@ -205,9 +205,7 @@ def fixture_trained():
   ):
     model = partial(ratings, of, seed=3)
     process = tff_partial.algorithms.build_fed_recon(
-      model,
-      reconstruct=tff_partial.Phase(epochs=2, batch_size=4),
-      update=tff_partial.Phase(batch_size=4),
+      model, reconstruct=tff_partial.Phase(epochs=2, batch_size=4)
     )
     data = clients(model)
     with runtime:

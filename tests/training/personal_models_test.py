@@ -50,9 +50,7 @@ def fixture_clients(model):
 @pytest.fixture(scope='module', name='recon')
 def fixture_recon(model, clients):
   process = tff_partial.algorithms.build_fed_recon(
-    model,
-    reconstruct=tff_partial.Phase(epochs=2, batch_size=None),
-    update=tff_partial.Phase(batch_size=None),
+    model, reconstruct=tff_partial.Phase(epochs=2, batch_size=None)
   )
   return tff_partial.train(process, clients, rounds=2, clients_per_round=3)
 

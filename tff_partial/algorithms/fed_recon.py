@@ -33,7 +33,7 @@ def build_fed_recon(
   *,
   split: splits.Split | None = None,
   reconstruct: Phase = Phase(),
-  update: Phase = Phase(),
+  update: Phase | None = None,
   joint: bool = False,
   through_solution: bool = False,
   aggregation: Aggregation = Aggregation(),
@@ -45,7 +45,8 @@ def build_fed_recon(
     model: The model, with or without local variables.
     split: Support and query set; the two halves by default.
     reconstruct: How local weights are reconstructed on the support set.
-    update: How global weights are trained on the query set.
+    update: How global weights are trained on the query set; by default
+      `Phase()` with the batch size of `reconstruct`.
     joint: True if the update also trains the local weights, together with the
       global ones.
     through_solution: True if gradients of global weights pass through the
@@ -64,6 +65,7 @@ def build_fed_recon(
     CompositionError, PhaseError: If the arguments do not fit together.
   """
   support, query = split or splits.halves()
+  update = update or Phase(batch_size=reconstruct.batch_size)
   solve = dataclasses.replace(
     phases.placed(reconstruct, support), train=(LOCAL,), measured=False
   )

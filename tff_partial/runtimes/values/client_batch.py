@@ -179,7 +179,8 @@ class Columns(list[Any]):
     """
     if self.read is not None:
       return self.read(range(self._size)).stacked
-    return self._convert(iter(self.leaves))
+    leaves = self.leaves  # May raise first.
+    return self._convert(iter(leaves))
 
   @property
   def leaves(self) -> Sequence[Any]:
