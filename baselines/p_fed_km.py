@@ -26,6 +26,7 @@ from tff_partial import client_state
 from tff_partial import contexts
 from tff_partial import evaluation
 from tff_partial import groups
+from tff_partial import phases
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
@@ -95,11 +96,11 @@ def _clusters(
     return tf.argmin(distances(client), output_type=tf.int32)
 
   def to_nearest(client: ClientContext) -> tf.Tensor:
-    return 0.5 * tf.reduce_min(distances(client))
+    return 0.5 * tf.gather(distances(client), client.group)
 
   return (
     (contexts.Compute(_STEP, step, on), groups.Assign(nearest, on)),
-    assignments.prototype_phase(parts, to_nearest, rate),
+    phases.placed(assignments.prototype_phase(parts, to_nearest, rate), on),
   )
 
 

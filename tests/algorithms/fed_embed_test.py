@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 import baselines
 from baselines import p_fed_km
@@ -598,6 +599,34 @@ def test_pfedkm_trains_the_variables_that_are_named():
   weights, _ = _after(process, {'up': _client(0, 3.0)})
   # From zero, where all heads begin.
   np.testing.assert_array_equal(weights['head/kernel'][:, 0, 0], [0.0, 0.0])
+
+
+@pytest.mark.slow
+def test_a_client_between_two_centers_moves_the_one_that_it_joins():
+  process = baselines.build_p_fed_km(
+    _clustered_by_model(), parts=PARTS, training=_TRAINING, rate=0.5
+  )
+  # What the shared head predicts: its gradient is zero.
+  weights, kept = _after(process, {'one': _client(0, 0.5)})
+  assert kept[0]['group'] == 0
+  np.testing.assert_array_equal(
+    weights['prototypes/vectors'], [[-0.5] * 2, [1.0] * 2]
+  )
+
+
+@pytest.mark.slow
+def test_a_client_of_pfedkm_that_trains_on_nothing_moves_no_center():
+  process = baselines.build_p_fed_km(
+    _clustered_by_model(),
+    parts=PARTS,
+    training=dataclasses.replace(_TRAINING, on=splits.halves().query),
+    # Each client counts once, also without examples to train on.
+    aggregation=Aggregation(tff.aggregators.UnweightedMeanFactory()),
+  )
+  weights, _ = _after(process, {'one': _client(0, 3.0)})
+  np.testing.assert_array_equal(
+    weights['prototypes/vectors'], [[-1.0] * 2, [1.0] * 2]
+  )
 
 
 def test_centers_of_another_length_are_refused():
