@@ -140,10 +140,18 @@ class Evaluation(NamedTuple):
 @functools.lru_cache(maxsize=16)
 def _draws_local_weights(model: models.PartialModel) -> bool:
   """Return True if local weights begin with values that clients draw."""
-  one, other = (
-    model.initial_weights(tiers.LOCAL, tf.constant([0, last]))
-    for last in (0, 1)
-  )
+  tables = model.client_tables
+
+  def drawn(seed: tf.Tensor) -> Any:
+    # A row of each table that is sized per client.
+    return tables.fit(
+      model.initial_weights(tiers.LOCAL, seed),
+      dict.fromkeys(tables.names, 0),
+      dict.fromkeys(tables.names, tf.constant([True])),
+      seed,
+    )
+
+  one, other = (drawn(tf.constant([0, last])) for last in (0, 1))
   return any(np.any(one[name] != other[name]) for name in one)
 
 

@@ -252,6 +252,25 @@ def test_a_client_of_one_class_has_no_area_under_a_curve():
   assert 0.5 < found.metrics['auc'] < 1.0
 
 
+def test_new_clients_of_random_weights_are_known():
+  alike = planted.factorization(planted.constant_user(_START))
+  drawn = planted.factorization()
+  sized = planted.factorization(
+    planted.constant_user(_START), local='items', client_sized='items'
+  )
+  built = {
+    'alike': algorithms.build_fed_per_eval(alike),
+    'drawn': algorithms.build_fed_per_eval(drawn),
+    'sized': algorithms.build_fed_per_eval(sized),
+    'trained': algorithms.build_fed_rep_eval(drawn, personalise=Phase()),
+    'fixed': evaluation.build_query_evaluation(
+      drawn, client_state=client_state.frozen_init
+    ),
+  }
+  found = {name for name, each in built.items() if each.is_of_random_weights}
+  assert found == {'drawn', 'sized'}
+
+
 # ---- refusals ----------------------------------------------------------------
 
 
