@@ -252,6 +252,7 @@ def test_a_client_of_one_class_has_no_area_under_a_curve():
   assert 0.5 < found.metrics['auc'] < 1.0
 
 
+@pytest.mark.slow
 def test_new_clients_of_random_weights_are_known():
   alike = planted.factorization(planted.constant_user(_START))
   drawn = planted.factorization()
