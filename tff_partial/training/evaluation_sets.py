@@ -284,8 +284,8 @@ def measure(
     _warn(
       'An evaluation measures all its clients as new ones, with random local '
       'weights that nothing has trained. For those that took part, pass '
-      '`remembering=True` to `EvaluationSet`; for new ones, build it with '
-      '`personalise=Phase(...)`.'
+      '`remembering=True` to `EvaluationSet`; for new ones, build the '
+      'evaluation with `personalise=Phase(...)`.'
     )
   kept, cohort = with_memories(evaluation_set, seed, client_store)
   remembered = evaluation_set.evaluation.initialize_client.type_signature.result
