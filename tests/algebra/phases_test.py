@@ -20,10 +20,12 @@ from tff_partial import phases
 from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.client import work as work_lib
+from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import keras_metrics
 from tff_partial.model import keras_models
 from tff_partial.model import models
+from tff_partial.model.keras_variables import ModelError
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
@@ -433,6 +435,13 @@ def test_a_variable_without_a_gradient_stays_as_it_is():
     r"\['unused/spare'\], so that they would stay as they are",
   ):
     Client(model, only)(_ONES)
+
+
+def test_a_weights_fn_with_the_clients_copy_beside_the_original_is_refused():
+  model = planted.factorization(stack(1, dense(1, name='body')), local=None)
+  held = Phase(weights_fn=lambda weights: weights, measured=True)
+  with pytest.raises(ModelError, match="'body/bias' twice, last as 'personal'"):
+    compose(model, work=[held])
 
 
 @pytest.mark.slow

@@ -314,9 +314,18 @@ class PartialModel:
       inputs: A batch of inputs, `[batch, ...]`.
       training: True if layers such as dropout behave as in training.
       seed: int32 `[2]`, for the draws of such layers.
+
+    Raises:
+      ModelError: If two tiers have a weight of the same name.
     """
     tensors = dict(frozen)
-    for named in weights.values():
+    for tier, named in weights.items():
+      if twice := tensors.keys() & named.keys():
+        raise ModelError(
+          f'The model is given {min(twice)!r} twice, last as {tier!r}. Let a '
+          '`weights_fn` begin with `tiers.server_and_local_weights`, which '
+          "leaves out the client's own copy of the global weights."
+        )
       tensors.update(named)
     # Gradients inside the model are at its loss scale.
     scale = self.spec.loss_scale
