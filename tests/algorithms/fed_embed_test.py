@@ -604,7 +604,10 @@ def test_pfedkm_trains_the_variables_that_are_named():
 @pytest.mark.slow
 def test_a_client_between_two_centers_moves_the_one_that_it_joins():
   process = baselines.build_p_fed_km(
-    _clustered_by_model(), parts=PARTS, training=_TRAINING, rate=0.5
+    _clustered_by_model(),
+    parts=PARTS,
+    training=_TRAINING,
+    client_learning_rate=0.5,
   )
   # What the shared head predicts: its gradient is zero.
   weights, kept = _after(process, {'one': _client(0, 0.5)})
