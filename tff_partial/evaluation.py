@@ -141,15 +141,11 @@ class Evaluation(NamedTuple):
 def _draws_local_weights(model: models.PartialModel) -> bool:
   """Return True if local weights begin with values that clients draw."""
   tables = model.client_tables
+  row = dict.fromkeys(tables.names, tf.constant([True]))
 
   def drawn(seed: tf.Tensor) -> Any:
-    # A row of each table that is sized per client.
-    return tables.fit(
-      model.initial_weights(tiers.LOCAL, seed),
-      dict.fromkeys(tables.names, 0),
-      dict.fromkeys(tables.names, tf.constant([True])),
-      seed,
-    )
+    first = model.initial_weights(tiers.LOCAL, seed)
+    return tables.fit(first, dict.fromkeys(row, 0), row, seed)
 
   one, other = (drawn(tf.constant([0, last])) for last in (0, 1))
   return any(np.any(one[name] != other[name]) for name in one)
