@@ -69,13 +69,12 @@ def build_fed_adam(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  numbers = server_learning_rate, beta_1, beta_2, tau
   return partial_training.build_global(
     model,
     training=training,
     aggregation=aggregation,
-    server_optimizer=_server(
-      False, rule, server_learning_rate, beta_1, beta_2, tau
-    ),
+    server_optimizer=_server(False, rule, *numbers),
   )
 
 
@@ -106,13 +105,12 @@ def build_fed_yogi(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  numbers = server_learning_rate, beta_1, beta_2, tau
   return partial_training.build_global(
     model,
     training=training,
     aggregation=aggregation,
-    server_optimizer=_server(
-      True, rule, server_learning_rate, beta_1, beta_2, tau
-    ),
+    server_optimizer=_server(True, rule, *numbers),
   )
 
 

@@ -270,9 +270,7 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
   return lines
 
 
-def _refused(
-  todo: dict[str, list[str]], written: Sequence[str]
-) -> dict[str, str]:
+def _refused(todo: dict[str, list[str]], written: Sequence[str]) -> list[str]:
   """Check all runs before the first, and print what to know about them.
 
   Args:
@@ -280,7 +278,7 @@ def _refused(
     written: The flags that the user wrote.
 
   Returns:
-    Why runs cannot begin, by the names of their folders.
+    Names of the folders of runs that cannot begin.
 
   Raises:
     OptionError: If none can.
@@ -299,7 +297,7 @@ def _refused(
     print(f'WARNING: {name} is not run: {why}')
   for line in cost(configs, 'runs', 'sweep'):
     print(line, flush=True)
-  return refused
+  return list(refused)
 
 
 def main(sweep: Sweep, search: plans.Search) -> None:
@@ -318,13 +316,11 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   for name in sweep.recipes:
     recipes.path(name)
   todo = planned(sweep.recipes, sweep.grid, _passed_on)
-  refused = _refused(todo, [*sweep.grid, *_passed_on])
-  failed: list[str] = []
+  failed = _refused(todo, [*sweep.grid, *_passed_on])
   for number, (name, arguments) in enumerate(todo.items(), 1):
-    folder = root / name
-    if name in refused:
-      failed.append(name)
+    if name in failed:
       continue
+    folder = root / name
     print(f'[{number}/{len(todo)}] {folder}', flush=True)
     status = _run('tasks.train', *arguments, f'--output_dir={folder}')
     result = Folder(str(folder)).read_result()

@@ -466,15 +466,9 @@ def test_a_grid_is_checked_before_its_first_run(tmp_path, monkeypatch):
   run_folders.write(tmp_path, 'batch_size=5')
   monkeypatch.undo()
   report.main(report.Report(sweep_dir=(str(tmp_path),)))
-  assert (
-    (tmp_path / 'table.md')
-    .read_text()
-    .endswith(
-      'In no mean:\n\n'
-      f'- {tmp_path / "batch_size=0"}: failed\n'
-      f'- {tmp_path / "batch_size=9"}: failed\n'
-    )
-  )
+  zero, nine = (tmp_path / f'batch_size={size}' for size in (0, 9))
+  table = (tmp_path / 'table.md').read_text()
+  assert table.endswith(f'In no mean:\n\n- {zero}: failed\n- {nine}: failed\n')
   # Nothing at all is started where every run is refused.
   commands.is_for_users(run_here(*here, '--grid=round=1,2'), 'rounds')
 
