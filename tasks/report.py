@@ -137,8 +137,8 @@ def main(report: Report) -> None:
   table = tables.gather(settings, of=report.of, metrics=report.metrics)
   text = table.to_markdown()
   if failed := analysis.run_folders.find_failed(report.sweep_dir):
-    lines = [] if table.lost else ['', 'In no mean:', '']
-    text = '\n'.join([text, *lines, *(f'- {name}: failed' for name in failed)])
+    title = [] if table.lost else ['', 'In no mean:', '']
+    text = '\n'.join([text, *title, *(f'- {name}: failed' for name in failed)])
   print(text)
   for line in (*_spent(settings), *_unlike(settings)):
     print(line)
