@@ -33,7 +33,5 @@ mine = tff_partial.personalise(trained, clients, user)
 rated = frame.item[frame.user == user]
 for item, score in tff_partial.top_n(mine, known['item'], 10, exclude=rated):
   print(f'{user} may like {item}: {score:.2f}')
-weights, folder = trained.best_weights, sys.argv[2]
-tff_partial.export(
-  model, weights, folder, reconstruct=trained, vocabularies=known
-)
+weights, out = trained.best_weights, sys.argv[2]
+tff_partial.export(model, weights, out, reconstruct=trained, vocabularies=known)
