@@ -318,18 +318,18 @@ class PartialModel:
     Raises:
       ModelError: If two tiers have a weight of the same name.
     """
-    tensors = dict(frozen)
+    read: dict[str, tf.Tensor] = {}
     for tier, named in weights.items():
-      if twice := tensors.keys() & named.keys():
+      if twice := read.keys() & named.keys():
         raise ModelError(
           f'The model is given {min(twice)!r} twice, last as {tier!r}. Let a '
           '`weights_fn` begin with `tiers.server_and_local_weights`, which '
           "leaves out the client's own copy of the global weights."
         )
-      tensors.update(named)
+      read.update(named)
     # Gradients inside the model are at its loss scale.
     scale = self.spec.loss_scale
-    computed = self._compute(loss_scaling.scaled(tensors, 1 / scale))
+    computed = self._compute(loss_scaling.scaled({**frozen, **read}, 1 / scale))
     outputs, added, new = self._functions.call(
       computed, inputs, training=training, seed=seed
     )
