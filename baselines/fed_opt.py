@@ -145,13 +145,13 @@ class _AsPrinted(Optimizer):
   def __init__(
     self,
     is_yogi: bool,
-    server_learning_rate: float,
+    learning_rate: float,
     beta_1: float,
     beta_2: float,
     tau: float,
   ):
     self._is_yogi = is_yogi
-    self._learning_rate = server_learning_rate
+    self._learning_rate = learning_rate
     self._beta_1, self._beta_2, self._tau = beta_1, beta_2, tau
 
   def initialize(self, specs: Any) -> Any:

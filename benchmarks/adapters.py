@@ -91,13 +91,9 @@ def process_of(
   model: tff_partial.PartialModel, method: str, rate: float, noise: list[str]
 ) -> tff_partial.processes.PartialProcess:
   """Build the training of a method; with noise, it takes two steps."""
-  if method == 'fed_recon':
-    return algorithms.build_fed_recon(
-      model,
-      reconstruct=Phase(optimizer=sgd(rate), batch_size=16),
-      update=Phase(optimizer=sgd(rate), batch_size=16),
-    )
   phase = Phase(optimizer=sgd(rate), batch_size=16)
+  if method == 'fed_recon':
+    return algorithms.build_fed_recon(model, reconstruct=phase, update=phase)
   if not noise:
     return algorithms.build_fed_per(model, training=phase)
   mean = privacy.private_mean(

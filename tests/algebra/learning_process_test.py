@@ -109,7 +109,10 @@ def fixture_model() -> models.PartialModel:
 @pytest.fixture(scope='module', name='process')
 def fixture_process(model) -> processes.PartialProcess:
   return fed_recon.build_fed_recon(
-    model, split=TIMED, server_optimizer=phases.sgd(0.9)
+    model,
+    split=TIMED,
+    reconstruct=phases.Phase(batch_size=4),
+    server_optimizer=phases.sgd(0.9),
   )
 
 
@@ -363,7 +366,8 @@ def test_inputs_may_be_nested_and_weights_have_a_shape():
     loss=tf.keras.losses.MeanSquaredError(),
     weights=tf.TensorSpec([4], tf.float32),
   )
-  process = fed_recon.build_fed_recon(model)
+  steps = phases.Phase(batch_size=2)
+  process = fed_recon.build_fed_recon(model, reconstruct=steps)
   random = np.random.default_rng(0)
   words = random.choice([b'a', b'b', b'c'], [5, 4]).astype(object)
   client = {

@@ -916,7 +916,7 @@ _PROTO = {'num_classes': 3, 'classes': _classes, **_FEATURES}
     (
       'scaffold',
       {'training': Phase(rate_factor=0.5)},
-      'rate_factor: option 2 divides by .* Give that rate',
+      'rate_factor: option 2 divides by .*`training.optimizer`. Give that rate',
     ),
     ('fed_yogi', {'rule': 'adam'}, "rule='adam' is none of"),
     ('fed_dyn', {'participation': 0.0}, 'participation=0.0: the share'),

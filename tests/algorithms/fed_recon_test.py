@@ -138,14 +138,18 @@ def _client_by_hand(
 
 
 def _build(
+  model: models.PartialModel,
+  batch_size: int = 3,
+  rate: float = 0.1,
   reconstruct: Mapping[str, Any] = {},
   update: Mapping[str, Any] = {},
   **options: Any,
 ) -> processes.PartialProcess:
+  how = {'optimizer': sgd(rate), 'batch_size': batch_size}
   return algorithms.build_fed_recon(
-    _model(),
-    reconstruct=Phase(batch_size=3, **reconstruct),
-    update=Phase(batch_size=3, **update),
+    model,
+    reconstruct=Phase(**{**how, **reconstruct}),
+    update=Phase(batch_size=batch_size, **update),
     **options,
   )
 
@@ -153,7 +157,7 @@ def _build(
 @functools.cache
 def _process(name: str) -> processes.PartialProcess:
   """The process of a setting, which several tests look at."""
-  return _build(**_SETTINGS[name].options)
+  return _build(_model(), **_SETTINGS[name].options)
 
 
 @pytest.mark.slow
@@ -295,20 +299,8 @@ def test_tff_comes_to_the_same_weights(build, clients, mine, theirs):
   # has epochs, which makes no difference unless steps end early.
   batch_size = 4
   model = planted.factorization(build)
-  process = algorithms.build_fed_recon(
-    model,
-    split=splits.alternating(batch_size),
-    server_optimizer=sgd(1.0),
-    **{
-      **mine,
-      'reconstruct': Phase(
-        optimizer=sgd(0.2), batch_size=batch_size, **mine.get('reconstruct', {})
-      ),
-      'update': Phase(
-        optimizer=sgd(0.1), batch_size=batch_size, **mine.get('update', {})
-      ),
-    },
-  )
+  split = splits.alternating(batch_size)
+  process = _build(model, batch_size, 0.2, split=split, **mine)
   weighting = mine.get('aggregation', Aggregation()).client_weighting
   reference = _of_tff(
     build,
@@ -379,7 +371,7 @@ def _one_round(
   ids=['robust', 'unweighted', 'private without noise'],
 )
 def test_any_aggregator_joins_the_updates(plain, aggregator, mean):
-  process = _build(aggregation=Aggregation(aggregator))
+  process = _build(_model(), aggregation=Aggregation(aggregator))
   before, after = _one_round(process)
   planted.assert_same(before, plain['first'])
   assert abs(plain[mean]).max() > 1e-3

@@ -155,9 +155,8 @@ def test_fed_rep_without_local_weights_is_fed_avg(plain):
 @pytest.mark.slow
 def test_fed_recon_without_local_weights_is_fed_avg_on_its_query_set():
   split = splits.halves()
-  steps = Phase(batch_size=4)
   process = algorithms.build_fed_recon(
-    _model(), split=split, reconstruct=steps, update=steps
+    _model(), split=split, reconstruct=Phase(batch_size=4)
   )
   found = _run(process)
   training = Phase(on=split.query, batch_size=4)

@@ -503,7 +503,9 @@ def test_a_familys_own_model_has_its_rows(furl, result, tmp_path):
 
 @pytest.mark.slow
 def test_families_that_forget_rebuild_as_many_rows_as_they_need(furl):
-  process = algorithms.build_fed_recon(furl.model)
+  process = algorithms.build_fed_recon(
+    furl.model, reconstruct=tff_partial.Phase(batch_size=None)
+  )
   remembered = process.initialize_client.type_signature.result
   assert process.is_stateless and len(remembered) == 0
   clients = _pack(process)

@@ -308,7 +308,9 @@ def test_open_lengths_have_the_numbers_of_full_ones_and_of_keras_2():
       metrics=['accuracy'],
       seed=3,
     )
-    process = tff_partial.algorithms.build_fed_recon(model)
+    process = tff_partial.algorithms.build_fed_recon(
+      model, reconstruct=tff_partial.Phase(batch_size=2)
+    )
     rows = {
       user: [np.pad(row, [0, (length or len(row)) - len(row)]) for row in found]
       for user, found in said.items()

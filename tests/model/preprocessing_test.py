@@ -150,7 +150,9 @@ def _clients(spec: examples.ExampleSpec, as_ids: bool = False) -> Any:
 def test_trains_as_the_rest_of_the_model_on_integers(runtime):
   found = []
   for first, dtype in ((_films, tf.string), (None, tf.int64)):
-    process = algorithms.build_fed_recon(_from(_chain(first, dtype)))
+    process = algorithms.build_fed_recon(
+      _from(_chain(first, dtype)), reconstruct=tff_partial.Phase(batch_size=2)
+    )
     clients = _clients(process.example_spec, as_ids=first is None)
     with planted.RUNTIMES[runtime]():
       result = tff_partial.train(
@@ -179,7 +181,9 @@ def test_trains_as_the_rest_of_the_model_on_integers(runtime):
 @pytest.mark.slow
 def test_a_run_over_texts_of_open_length_goes_on(tmp_path):
   build, _, _ = _KINDS['texts of any length']
-  process = algorithms.build_fed_recon(_from(build))
+  process = algorithms.build_fed_recon(
+    _from(build), reconstruct=tff_partial.Phase(batch_size=2)
+  )
   texts = {'ann': ['good', 'so bad'], 'bob': ['bad, so bad', 'so good', 'bad']}
   clients = packing.pack(
     {name: (rows, np.ones([len(rows), 1])) for name, rows in texts.items()},

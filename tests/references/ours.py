@@ -105,16 +105,10 @@ def _process(method: str, settings: problem.Settings) -> Any:
     'FedRecon': lambda: algorithms.build_fed_recon(
       model,
       split=splits.alternating(settings.batch_size),
-      reconstruct=Phase(
-        optimizer=sgd(settings.personal_rate),
-        epochs=settings.personal_epochs,
-        batch_size=settings.batch_size,
+      reconstruct=phase(
+        settings.personal_rate, epochs=settings.personal_epochs
       ),
-      update=Phase(
-        optimizer=sgd(settings.rate),
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-      ),
+      update=training,
     ),
     'FedAtt': lambda: baselines.build_fed_att(
       model, server_learning_rate=settings.server_rate, training=training

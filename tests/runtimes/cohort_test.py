@@ -1040,7 +1040,9 @@ def _train_recurrent(unroll: bool) -> None:
     loss='sparse_categorical_crossentropy',
     metrics=[tf.keras.metrics.SparseTopKCategoricalAccuracy(2)],
   )
-  process = tff_partial.algorithms.build_fed_recon(model)
+  process = tff_partial.algorithms.build_fed_recon(
+    model, reconstruct=tff_partial.Phase(batch_size=2)
+  )
   clients = tff_partial.from_arrays(
     {'x': np.ones([4, 3, 2], np.float32), 'y': np.arange(4) % 3},
     {'a': [0, 1], 'b': [2, 3]},

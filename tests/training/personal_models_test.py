@@ -353,7 +353,12 @@ def test_other_inputs_are_the_same_for_all_candidates():
     ([1.0, 2.0], 3, [], 'cannot name 3 of the 2 candidates'),
     ([1.0, 2.0], 2, [2.0], 'cannot name 2 of the 1 candidates'),
     ([1.0, np.nan], 1, [], 'one finite number'),
-    (['a', 'b'], 1, [], r'cannot read .* shape \[\]: .*`predict`'),
+    (
+      ['a', 'b'],
+      1,
+      [],
+      r'cannot read candidates of the shape \[\]: .*`predict`',
+    ),
   ],
 )
 def test_what_cannot_be_chosen_is_refused(

@@ -509,10 +509,10 @@ def test_a_selection_without_validation_is_refused(plain):
 @pytest.mark.slow
 def test_phases_that_swap_their_numbers_are_another_process(plain):
   def described(*epochs):
-    once, thrice = (tff_partial.Phase(epochs=number) for number in epochs)
+    rebuild, update = (tff_partial.Phase(epochs=number) for number in epochs)
     return run_settings.of_process(
       tff_partial.algorithms.build_fed_recon(
-        plain.process.model, reconstruct=once, update=thrice
+        plain.process.model, reconstruct=rebuild, update=update
       )
     )
 

@@ -288,14 +288,14 @@ def measure(
       'evaluation with `personalise=Phase(...)`.'
     )
   kept, cohort = with_memories(evaluation_set, seed, client_store)
-  remembered = evaluation_set.evaluation.initialize_client.type_signature.result
+  remembered = measuring.initialize_client.type_signature.result
   kept = client_rows.fitted(kept, remembered, cohort)
   with client_errors.naming('Evaluation', cohort):
-    measured = evaluation_set.evaluation.evaluate(
-      weights_of(evaluation_set.evaluation.model, weights),
+    measured = measuring.evaluate(
+      weights_of(measuring.model, weights),
       kept,
       cohort,
-      *evaluation_set.evaluation.beside(server_state),
+      *measuring.beside(server_state),
     )
   result = pooled(measured.metrics)
   counted = evaluation.num_measured(result)

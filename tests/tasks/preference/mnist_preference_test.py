@@ -338,11 +338,10 @@ def test_the_type_head_can_be_left_out_of_the_loss():
 @pytest.mark.slow
 def test_it_trains_and_is_measured_by_f1(task):
   model = task.model_with('own')
-  process = tff_partial.algorithms.build_fed_recon(model)
+  steps = tff_partial.Phase(batch_size=10)
+  process = tff_partial.algorithms.build_fed_recon(model, reconstruct=steps)
   evaluation = tff_partial.algorithms.build_fed_recon_eval(
-    model,
-    split=task.validation.split,
-    personalise=tff_partial.Phase(batch_size=10),
+    model, split=task.validation.split, personalise=steps
   )
   with tff_partial.runtimes.cohort(jit=False):
     clients = task.clients('train', process.example_spec)

@@ -129,7 +129,9 @@ def test_nobody_trains_on_what_is_tested(task):
 @pytest.mark.slow
 def test_it_trains(task):
   model = task.model_with('own')
-  process = tff_partial.algorithms.build_fed_recon(model)
+  process = tff_partial.algorithms.build_fed_recon(
+    model, reconstruct=tff_partial.Phase(batch_size=10)
+  )
   clients = task.clients('train', process.example_spec)
   with tff_partial.runtimes.cohort(jit=False):
     trained = tff_partial.train(process, clients, rounds=1, clients_per_round=2)

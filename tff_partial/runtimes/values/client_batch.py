@@ -179,7 +179,7 @@ class Columns(list[Any]):
     """
     if self.read is not None:
       return self.read(range(self._size)).stacked
-    leaves = self.leaves  # May raise first.
+    leaves = self.leaves  # Raises first if the list has been changed.
     return self._convert(iter(leaves))
 
   @property
