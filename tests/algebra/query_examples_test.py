@@ -66,6 +66,7 @@ def test_each_client_has_values_of_its_own_by_its_id(model):
   measure = build_fed_recon_eval(model)
   given = {'ann': _fields(1.0, 1.0), 'one': _fields(9.0)}
   given['bob'] = _fields(1.0, 2.0)
+  given['nil'] = {**_fields(1.0, 9.0), 'weight': np.array([1.0, 0.0])}
   clients = tff_partial.pack(given, measure.example_spec)
   shared = {'shared/own': np.float32([0.0])}
   weights = tff_partial.client.client_work.ModelWeights({'global': shared}, {})
@@ -75,7 +76,8 @@ def test_each_client_has_values_of_its_own_by_its_id(model):
   )
   (values,) = told
   assert values['loss'] == pytest.approx({'ann': 0.8**2, 'bob': 1.8**2})
-  assert measured['num_without_query'] == 1
+  assert measured['per_client']['loss']['mean'] == pytest.approx(1.94)
+  assert (measured['num_clients'], measured['num_without_query']) == (2, 2)
 
 
 @pytest.mark.slow

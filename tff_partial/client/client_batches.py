@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_partial import contexts
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial.data import splits
@@ -17,6 +18,7 @@ class Batches:
   Attributes:
     number: int32, the number of batches.
     num_examples: int32, the number of examples in an epoch.
+    have_weight: True if any of the chosen examples has a weight above 0.
   """
 
   def __init__(
@@ -45,6 +47,11 @@ class Batches:
     self.num_examples = chosen.count
     if phase.drop_remainder:
       self.num_examples -= chosen.count % self._size
+    weights = contexts.weights_of_examples(examples['weight'])
+    is_chosen = tf.range(self._capacity) < chosen.count
+    self.have_weight = tf.reduce_any(
+      is_chosen & (tf.gather(weights, chosen.order) > 0)
+    )
     self._per_epoch = -(-self.num_examples // tf.maximum(self._size, 1))
     self.number = self._per_epoch * epochs
     if phase.max_steps is not None:

@@ -28,7 +28,6 @@ def metric_finalizers(
 def unfinalized_metrics(result: local_training.ClientResult) -> Any:
   """Return a client's metric states; zeros except a count if not finite."""
   is_finite = result.is_finite
-  counts = result.num_examples > 0
   loss, number, *penalty = result.loss
   states = collections.OrderedDict({keras_metrics.LOSS: [loss, number]})
   if penalty:
@@ -36,7 +35,7 @@ def unfinalized_metrics(result: local_training.ClientResult) -> Any:
     states[keras_metrics.REGULARIZATION] = [*penalty, number]
   states.update(result.metrics)
   states['num_examples'] = [result.num_examples]
-  states['num_clients'] = [tf.cast(counts, tf.int32)]
+  states['num_clients'] = [tf.cast(result.is_measured, tf.int32)]
   states = collections.OrderedDict(
     (name, [tf.where(is_finite, t, tf.zeros_like(t)) for t in tensors])
     for name, tensors in states.items()

@@ -37,6 +37,7 @@ class ClientResult(NamedTuple):
       of the layers' regularization, times that number, if there is any.
     num_examples: int32, the number of examples in an epoch of the measured
       phases.
+    is_measured: True if any of these has a weight above 0.
     num_steps: Tier to the number of optimizer steps that trained it, int32.
     is_finite: True if every loss and every new weight was finite.
     changes: Name of each GLOBAL table of which only some rows were trained to
@@ -47,6 +48,7 @@ class ClientResult(NamedTuple):
   metrics: keras_metrics.MetricState
   loss: list[tf.Tensor]
   num_examples: tf.Tensor
+  is_measured: tf.Tensor
   num_steps: Mapping[str, tf.Tensor]
   is_finite: tf.Tensor
   changes: Mapping[str, rows.Change]
@@ -112,6 +114,7 @@ def run(
     context.model.metrics.initial_state(),
     [tf.constant(0.0)] * (3 if context.model.is_regularized else 2),
     tf.constant(0),
+    tf.constant(False),
     dict.fromkeys(weights, tf.constant(0)),
     tf.constant(True),
     {},
@@ -230,8 +233,10 @@ def _trained(
   for name, states in zip(named, state.optimizers, strict=True):
     slots = slots._replace(now=optimizer_slots.after(slots.now, name, states))
   num_examples, num_steps = before.num_examples, dict(before.num_steps)
+  is_measured = before.is_measured
   if any(phase.measured for phase in named.values()):
     num_examples += batches.num_examples
+    is_measured |= (batches.num_examples > 0) & batches.have_weight
   for phase in named.values():
     for tier in phase.train:
       num_steps[tier] = (
@@ -244,6 +249,7 @@ def _trained(
     metrics=state.metrics,
     loss=state.loss,
     num_examples=num_examples,
+    is_measured=is_measured,
     num_steps=num_steps,
     is_finite=state.is_finite,
   )

@@ -303,8 +303,8 @@ def measure(
   if counted < len(cohort):
     _warn(
       f'{len(cohort) - counted:,} of {len(cohort):,} clients have no query '
-      'examples, by which an evaluation measures: no metric counts them. Leave '
-      'out clients with too few examples, or choose another split.'
+      'examples of a weight above 0, which an evaluation measures: no metric '
+      'counts them. Leave them out, or choose another split.'
     )
   result['per_client'] = evaluation.summarize(measured.per_client)
   if on_clients is not None:

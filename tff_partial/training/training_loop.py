@@ -220,9 +220,9 @@ class TrainingLoop:
       return
     self.has_warned = True
     logging.warning(
-      'Round %d: %d of %d clients have no query examples, by which clients '
-      'train what they share and are measured. They count for nothing. Leave '
-      'out clients with too few examples, or choose another split.',
+      'Round %d: %d of %d clients have no query examples of a weight above 0, '
+      'by which clients train what they share and are measured. They count for '
+      'nothing. Leave them out, or choose another split.',
       number,
       asked - measured,
       asked,
