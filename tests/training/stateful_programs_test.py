@@ -390,6 +390,10 @@ def test_seen_users_know_more_than_new_ones(world, caplog):
   assert new == programs.evaluate(begin_anew, result.weights)
   assert seen['num_examples'] == new['num_examples']
   assert seen['loss'] < 0.5 * new['loss']
+  assert 'never took part' not in caplog.text
+  result.client_store.delete(exam.clients.client_ids[0])
+  programs.evaluate(exam, result.weights, client_store=result.client_store)
+  assert '1 of 12 clients never took part in training' in caplog.text
 
 
 def test_an_exam_reads_what_is_remembered_shard_by_shard(

@@ -172,14 +172,20 @@ def evaluate(
     on_clients=on_clients,
     server_state=server_state,
   )
+  ids = evaluation_set.clients.client_ids
+  if evaluation_set.evaluation.is_of_random_weights and client_store and reads:
+    if new := sum(client_store.client(client) is None for client in ids):
+      _warn(
+        f'{new:,} of {len(ids):,} clients never took part in training: they '
+        'are measured with random local weights that nothing has trained.'
+      )
   lost = int(found['num_not_finite'])
   if lost:
     logging.warning(
       '%d of %d clients have no finite loss or weights and are left out of the '
       'metrics. Where they train before they are measured, try a smaller '
       'learning rate.',
-      lost,
-      len(evaluation_set.clients.client_ids),
+      *(lost, len(ids)),
     )
   return found
 
