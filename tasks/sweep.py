@@ -203,6 +203,10 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
     )
   arguments = [f'--recipe={name}' for name in sweep.recipes]
   plan = plans.make(search, [*arguments, *_passed_on])
+  from tasks.searching import trials
+
+  if not (root / trials.JOURNAL).exists():
+    trials.check(plan)
   when = 'at the end'
   if plan.pruner != plans.NEVER:
     when = f'after rounds {", ".join(map(str, plan.rungs))} ({plan.pruner})'
@@ -212,8 +216,6 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
   )
   for line in cost([plan.config] * search.trials, 'trials', 'search'):
     print(line, flush=True)
-  from tasks.searching import trials
-
   study = trials.run(plan, root, lambda flags: _run('tasks.train', *flags))
   _run('tasks.report', f'--sweep_dir={root}')
   failed = [str(t.number) for t in study.trials if t.state.name == 'FAIL']

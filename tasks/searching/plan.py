@@ -103,6 +103,7 @@ class Plan:
     metric: The metric, by its name in `result.json`.
     direction: 'minimize' or 'maximize'.
     parameters: The flags that are varied, with what draws their values.
+    tried: Their choices, or the ends of their ranges.
     pruner: The rule by which runs end early.
     rungs: The rounds after which runs are compared; the last is their end.
     arguments: Arguments of all runs.
@@ -113,6 +114,7 @@ class Plan:
   metric: str
   direction: str
   parameters: dict[str, Suggest]
+  tried: dict[str, list[Any]]
   pruner: str
   rungs: Sequence[int]
   arguments: Sequence[str]
@@ -162,7 +164,7 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
   """
   config = command_line.parse(arguments)
   known = [choice.flag for choice in config.choices()]
-  parameters = _space(search.search, known)
+  space = _space(search.search, known)
   metric = _metric(search.metric)
   is_cost = metric.split('_')[-1] in _COSTS
   pruner = _pruner(search, config)
@@ -170,7 +172,8 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
     search=search,
     metric=metric,
     direction=search.direction or (MINIMIZE if is_cost else MAXIMIZE),
-    parameters=parameters,
+    parameters={flag: suggest for flag, (suggest, _) in space.items()},
+    tried={flag: tried for flag, (_, tried) in space.items()},
     pruner=pruner,
     rungs=rungs(
       config.loop.rounds,
@@ -183,9 +186,11 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
   )
 
 
-def _space(texts: Sequence[str], known: Sequence[str]) -> dict[str, Suggest]:
+def _space(
+  texts: Sequence[str], known: Sequence[str]
+) -> dict[str, tuple[Suggest, list[Any]]]:
   """Parse the flags to vary, such as `server_learning_rate=log:0.01:1`."""
-  found: dict[str, Suggest] = {}
+  found: dict[str, tuple[Suggest, list[Any]]] = {}
   for text in texts:
     flag, _, values = text.partition('=')
     if flag not in known:
@@ -200,14 +205,15 @@ def _space(texts: Sequence[str], known: Sequence[str]) -> dict[str, Suggest]:
   return found
 
 
-def _suggestion(text: str, flag: str, values: str) -> Suggest:
-  """Return what draws the value of a flag."""
+def _suggestion(text: str, flag: str, values: str) -> tuple[Suggest, list[Any]]:
+  """Return what draws the value of a flag, and its choices or ends."""
   kind, _, rest = values.partition(':')
   if kind == 'choice':
     choices = rest.split(',')
     if len(set(choices)) < 2 or len(set(choices)) < len(choices):
       raise OptionError(f'--search={text}: give two different values or more.')
-    return operator.methodcaller('suggest_categorical', flag, choices)
+    suggest = operator.methodcaller('suggest_categorical', flag, choices)
+    return suggest, choices
   if kind not in _NUMBERS:
     raise OptionError(f'--search={text}: expected {_FORMS}.')
   number, is_log = _NUMBERS[kind]
@@ -222,7 +228,8 @@ def _suggestion(text: str, flag: str, values: str) -> Suggest:
       f'{" and above 0" if is_log else ""}, such as {flag}={kind}:1:10.'
     )
   name = f'suggest_{number.__name__}'
-  return operator.methodcaller(name, flag, low, high, log=is_log)
+  suggest = operator.methodcaller(name, flag, low, high, log=is_log)
+  return suggest, [low, high]
 
 
 def _metric(text: str) -> str:

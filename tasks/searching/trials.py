@@ -5,7 +5,8 @@ metric is reported; if Optuna's pruner does not end it there, the same command
 with more rounds resumes from its checkpoint.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import itertools
 import math
 import os
 import pathlib
@@ -100,6 +101,46 @@ def run(plan: plans.Plan, root: pathlib.Path, train: Train) -> Any:
   return study
 
 
+def _arguments(plan: plans.Plan, chosen: Mapping[str, Any]) -> list[str]:
+  """Return the arguments of a trial without its rounds and folder.
+
+  Args:
+    plan: The search.
+    chosen: The values of the varied flags.
+
+  Raises:
+    OptionError: If they are impossible.
+  """
+  own = itertools.starmap(flags.argument, chosen.items())
+  written = [*plan.arguments, *own]
+  arguments = command_line.expand(written, written)
+  if 'algorithm' in chosen:
+    algorithm = command_line.algorithm_of(arguments)
+    arguments = command_line.without_unread(arguments, algorithm)
+  command_line.parse(arguments)
+  return arguments
+
+
+def check(plan: plans.Plan) -> None:
+  """Check choices and ends of ranges before the first trial.
+
+  Raises:
+    OptionError: If one is impossible beside all those of other flags.
+  """
+  for flag, tried in plan.tried.items():
+    for value in tried:
+      why = None
+      beside = {**plan.tried, flag: [value]}
+      for values in itertools.product(*beside.values()):
+        try:
+          _arguments(plan, dict(zip(beside, values, strict=True)))
+          break
+        except OptionError as error:
+          why = why or error
+      else:
+        raise OptionError(f'--search={flag}: no trial can have {value}. {why}')
+
+
 def _open(plan: plans.Plan, study: Any, number: int) -> Any:
   """Start a trial, or resume one that a kill interrupted.
 
@@ -142,13 +183,10 @@ def _run_trial(
   value, state = None, states.PRUNED
   try:
     try:
-      written = [*plan.arguments, *chosen]
-      arguments = command_line.expand(written, written)
-      if 'algorithm' in trial.params:
-        algorithm = command_line.algorithm_of(arguments)
-        arguments = command_line.without_unread(arguments, algorithm)
-      config = command_line.parse(arguments)
-      command_line.warn_without_effect(config, written)
+      arguments = _arguments(plan, trial.params)
+      command_line.warn_without_effect(
+        command_line.parse(arguments), [*plan.arguments, *chosen]
+      )
     except OptionError as error:
       raise _Ended(str(error)) from error
     # Values from before a kill.

@@ -281,6 +281,27 @@ def test_values_that_do_not_go_together_are_not_run(tmp_path):
 
 
 @pytest.mark.parametrize(
+  ('text', 'said'),
+  [
+    ('jit=choice:auto,no', 'can have no. --jit=no: choose'),
+    ('batch_size=int:-1:9', 'give at least 1'),
+    ('batch_size=float:1:9', '1.0'),
+    ('server_optimizer=choice:sgd,adm', 'adm'),
+  ],
+)
+def test_impossible_values_are_found_before_the_first_trial(
+  tmp_path, text, said
+):
+  # Only one of the two algorithms reads the other flag.
+  others = 'penalty=log:0.1:1', 'algorithm=choice:fed_recon,ditto'
+  trials.check(_plan(search=others))
+  searches = (f'--search={one}' for one in (*others, text))
+  here = 'sweep', f'--sweep_dir={tmp_path}', *searches
+  commands.is_for_users(run_here(*here, '--', *_BASE), said)
+  assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
   ('metric', 'said'),
   [
     ('validation.f1', 'measured by loss, rmse'),
