@@ -198,6 +198,8 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
       r"has no columns \['movie', 'trust'\]; it has "
       r"\['user', 'item', 'rating', 'when', 'when_as_date'\]",
     ),
+    ({'weight': np.ones(3)}, 'name of a column, found a ndarray'),
+    ({'weight': pd.Series([1.0])}, 'name of a column, found a Series'),
     ({'weight': 'ratng'}, "no columns .* Did you mean 'rating'"),
     (
       {'inputs': {'a': 'item', 'b': 'movie'}},

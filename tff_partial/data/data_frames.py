@@ -1,6 +1,6 @@
 """Columns of pandas data frames as arrays of examples' fields."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import difflib
@@ -94,7 +94,14 @@ class FrameTable:
       )
     self._frame = frame
     self._client_id = client_id
-    wanted = list(dict.fromkeys([client_id, *columns]))
+    given = [client_id, *columns]
+    for column in given:
+      if not isinstance(column, Hashable):
+        raise examples.ClientDataError(
+          f'Expected the name of a column, found a {type(column).__name__}. '
+          'Make it a column of the data frame, and give its name.'
+        )
+    wanted = list(dict.fromkeys(given))
     found = list(frame.columns)
     absent = [column for column in wanted if column not in found]
     if absent:
