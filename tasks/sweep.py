@@ -135,9 +135,9 @@ def planned(
 ) -> dict[str, list[str]]:
   """Plan the runs of a grid.
 
-  Each run leaves out the flags that `expand` drops and, if they are of several
-  algorithms, those that only other algorithms read. Runs that differ only by
-  such a flag become one.
+  Each run leaves out the flags that `expand` drops, varied ones without effect
+  and, if they are of several algorithms, those that only other algorithms read.
+  Runs that differ only by such a flag become one.
 
   Args:
     names: Names of recipes, to run each of them.
@@ -148,8 +148,8 @@ def planned(
     The flags of each run, by the name of its folder.
 
   Raises:
-    OptionError: If a string of the grid is not of this form, or two runs would
-      share a folder.
+    OptionError: If a string of the grid is not of this form, varies a flag that
+      has no effect in any run, or two runs would share a folder.
   """
   runs = []
   for recipe in names or ['']:
@@ -160,11 +160,21 @@ def planned(
       arguments = command_line.expand([*arguments, *written], written)
       runs.append((recipe, setting, own, arguments))
   chosen = {command_line.algorithm_of(arguments) for *_, arguments in runs}
-  todo: dict[str, list[str]] = {}
-  for recipe, setting, own, arguments in runs:
-    if len(chosen) > 1:
+  if len(chosen) > 1:
+    for *_, arguments in runs:
       algorithm = command_line.algorithm_of(arguments)
-      arguments = command_line.without_unread(arguments, algorithm)
+      arguments[:] = command_line.without_unread(arguments, algorithm)
+  varied = {text.partition('=')[0] for text in grid if ',' in text}
+  idle = [varied & _without_effect(arguments) for *_, arguments in runs]
+  for name in sorted(varied.intersection(*idle)):
+    raise OptionError(
+      f'--grid: {name} has no effect: neither training nor evaluations of '
+      f'{" and ".join(sorted(chosen))} train local weights. Leave it out.'
+    )
+  todo: dict[str, list[str]] = {}
+  for (recipe, setting, own, arguments), unused in zip(runs, idle, strict=True):
+    left_out = {own[name] for name in unused}
+    arguments = [a for a in arguments if a not in left_out]
     setting = {n: v for n, v in setting.items() if own[n] in arguments}
     name = folder_name(recipe, setting)
     if todo.setdefault(name, arguments) != arguments:
@@ -179,6 +189,14 @@ def planned(
         'of their values by --recipes.'
       )
   return todo
+
+
+def _without_effect(arguments: Sequence[str]) -> frozenset[str]:
+  """Return the flags that change nothing in a run; none if it is refused."""
+  try:
+    return command_line.parse(arguments).without_effect()
+  except OptionError:
+    return frozenset()
 
 
 def _run(binary: str, *arguments: str) -> int:

@@ -304,6 +304,15 @@ def test_a_sweep_gives_each_algorithm_what_it_reads():
     'support_share=0.2,split=fraction',
     'support_share=0.4,split=fraction',
   ]
+  # And those of one without effect, as nothing trains local weights.
+  steps = 'reconstruction_steps=1,2'
+  assert list(_runs('algorithm=fed_avg,fed_recon', steps)) == [
+    'algorithm=fed_avg',
+    'algorithm=fed_recon,reconstruction_steps=1',
+    'algorithm=fed_recon,reconstruction_steps=2',
+  ]
+  with pytest.raises(OptionError, match='steps has no effect: .* of fed_avg'):
+    _runs(steps, passed_on=['--algorithm=fed_avg'])
   # Of a single algorithm all else is given, and refused by the run.
   found = _runs('mixture=0.2', passed_on=['--algorithm=fed_avg'])
   assert found == {'mixture=0.2': ['--algorithm=fed_avg', '--set=mixture=0.2']}
