@@ -30,6 +30,8 @@ SETTINGS, WHY, EPSILON, DELTA = 'settings', 'why', 'epsilon', 'delta'
 DIVERGED = 'it diverged'
 # An exit status from here on means that the run was killed by a signal.
 _SIGNALS = 128
+# Combinations of values that `check` tries for one of them at most.
+_MOST_CHECKED = 2000
 
 
 class _Ended(Exception):
@@ -125,12 +127,15 @@ def check(plan: plans.Plan) -> None:
   """Check choices and ends of ranges before the first trial.
 
   Raises:
-    OptionError: If one is impossible beside all those of other flags.
+    OptionError: If one is impossible beside all those of other flags, if these
+      are not too many to try.
   """
   for flag, tried in plan.tried.items():
     for value in tried:
       why = None
       beside = {**plan.tried, flag: [value]}
+      if math.prod(map(len, beside.values())) > _MOST_CHECKED:
+        continue
       for values in itertools.product(*beside.values()):
         try:
           _arguments(plan, dict(zip(beside, values, strict=True)))
