@@ -814,6 +814,18 @@ def test_a_killed_run_ends_where_it_would_have(world, stopped, tmp_path, at):
   assert repeatable_rows(tmp_path) == repeatable_rows(folder)
 
 
+@pytest.mark.slow
+def test_a_short_run_is_not_ended_early(world, monkeypatch):
+  # As of a loss that is not finite.
+  monkeypatch.setattr(programs.Selection, 'is_better', lambda *_: False)
+  stopping = callbacks.EarlyStopping(patience=1)
+  ended = [
+    world.train(rounds=rounds, callbacks=[stopping]).ended_by
+    for rounds in (2, 3)  # A longer run measures after round 3, too.
+  ]
+  assert ended == [None, repr(stopping)]
+
+
 # ---- what is printed of a run ------------------------------------------------
 
 

@@ -44,6 +44,8 @@ class RoundResult:
   metrics: Mapping[str, Any]
   validations: Mapping[int, Mapping[str, Any]] = dataclasses.field(repr=False)
   _get_weights: Callable[[], Any] = dataclasses.field(repr=False)
+  # True if only the run's end made the round's validation due.
+  _is_extra: bool = dataclasses.field(default=False, repr=False)
 
   @property
   def weights(self) -> Any:
@@ -89,7 +91,7 @@ class EarlyStopping:
     """Return True to end the run after this round."""
     if result.round not in result.validations:
       return False
-    if result.round % min(result.validations):
+    if result._is_extra or result.round % min(result.validations):
       return False  # A last round, which a longer run would not measure.
     better = selection.Selection(self.metric, self.higher_is_better)
     best: Mapping[str, Any] | None = None

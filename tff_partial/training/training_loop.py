@@ -274,6 +274,7 @@ class TrainingLoop:
         {name: value for name, value in row.items() if value != ''},
         dict(run.notes.validations),
         lambda: get_weights(state),
+        run.notes.before_last is not None,
       ),
     )
 
