@@ -182,6 +182,9 @@ _LIKE_TWO = np.array([[1, 0], [1, 0], [1, 0], [1, 1]], np.float32)
     (lambda: metrics.F1Score('macro', 0.5), 0 * _TWO, 0 * _TWO, _NAN),
     (lambda: metrics.F1Score('weighted', 0.5), 0 * _TWO, _TWO, _NAN),
     (metrics.TruePositives, 0 * _ONE, _ONE, 0.0),
+    # One of four labels is missed by 1, and they lie 5 from their mean.
+    (metrics.R2Score, [[0], [1], [2], [3]], [[0], [1], [2], [4]], 0.8),
+    (metrics.R2Score, _ONE, 0 * _ONE, _NAN),
   ],
 )
 def test_what_examples_leave_undefined_is_no_number(

@@ -339,6 +339,10 @@ class _AssignsInside(tf.keras.metrics.Sum):
       'that it would count padding .*Honour `sample_weight`',
     ),
     (
+      {'metrics': tf.keras.metrics.R2Score(num_regressors=1)},
+      "The state of metric 'r2_score' .* changed by an example of weight 0",
+    ),
+    (
       {'metrics': lambda: [_Starts()]},
       "The state of metric 'starts' does not begin with zeros",
     ),

@@ -308,6 +308,8 @@ class PureMetrics:
       rank = max(weight.shape.rank, predictions.shape.rank - 1)
       weight = losses.expand(weight, rank, 'The weight of examples')
     _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
+    if not getattr(metric, 'num_regressors', 1):
+      metric.num_samples.assign(0)  # R2Score reads it for adjusted ones alone.
 
   def initial_state(self) -> MetricState:
     """Return the metrics' states before any example."""

@@ -35,6 +35,9 @@ def or_nan(metric: tf.keras.metrics.Metric, value: Any) -> Any:
   elif isinstance(metric, metrics.IoU):
     seen = tf.reduce_sum(metric.total_cm, 0) + tf.reduce_sum(metric.total_cm, 1)
     counted = tf.reduce_sum(tf.gather(seen, metric.target_class_ids))
+  elif isinstance(metric, metrics.R2Score):
+    total = metric.squared_sum - metric.sum**2 / metric.count
+    counted = tf.reduce_min(total)
   if counted is None:
     return value
   counted = tf.convert_to_tensor(counted)
