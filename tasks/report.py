@@ -138,7 +138,7 @@ def main(report: Report) -> None:
   text = table.to_markdown()
   if failed := analysis.run_folders.find_failed(report.sweep_dir):
     title = [] if table.lost else ['', 'In no mean:', '']
-    text = '\n'.join([text, *title, *(f'- {name}: failed' for name in failed)])
+    text = '\n'.join([text, *title, *map(tables.lost_line, failed)])
   print(text)
   for line in (*_spent(settings), *_unlike(settings)):
     print(line)

@@ -290,7 +290,9 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
   return lines
 
 
-def _refused(todo: dict[str, list[str]], written: Sequence[str]) -> list[str]:
+def _refused(
+  todo: dict[str, list[str]], written: Sequence[str]
+) -> dict[str, str]:
   """Check all runs before the first, and print what to know about them.
 
   Args:
@@ -298,7 +300,7 @@ def _refused(todo: dict[str, list[str]], written: Sequence[str]) -> list[str]:
     written: The flags that the user wrote.
 
   Returns:
-    Names of the folders of runs that cannot begin.
+    Names of the folders of runs that cannot begin, with the reasons.
 
   Raises:
     OptionError: If none can.
@@ -317,7 +319,7 @@ def _refused(todo: dict[str, list[str]], written: Sequence[str]) -> list[str]:
     print(f'WARNING: {name} is not run: {why}')
   for line in cost(configs, 'runs', 'sweep'):
     print(line, flush=True)
-  return list(refused)
+  return refused
 
 
 def main(sweep: Sweep, search: plans.Search) -> None:
@@ -345,11 +347,11 @@ def main(sweep: Sweep, search: plans.Search) -> None:
     status = _run('tasks.train', *arguments, f'--output_dir={folder}')
     result = Folder(str(folder)).read_result()
     if status and not (result and result['diverged']):
-      failed.append(name)
+      failed[name] = f'exit status {status}, see its messages'
   if len(failed) < len(todo):
     root.mkdir(parents=True, exist_ok=True)
-    names = ''.join(f'{name}\n' for name in failed)
-    write_whole(root / analysis.run_folders.FAILED_FILE, names)
+    lines = [f'{n}\t{" ".join(why.split())}\n' for n, why in failed.items()]
+    write_whole(root / analysis.run_folders.FAILED_FILE, ''.join(lines))
     _run('tasks.report', f'--sweep_dir={root}')
   if failed:
     raise OptionError(

@@ -486,10 +486,19 @@ def test_a_grid_is_checked_before_its_first_run(tmp_path, monkeypatch):
   commands.is_for_users(outcome, '2 of 3 runs failed')
   run_folders.write(tmp_path, 'batch_size=5')
   monkeypatch.undo()
-  report.main(report.Report(sweep_dir=(str(tmp_path),)))
   zero, nine = (tmp_path / f'batch_size={size}' for size in (0, 9))
-  table = (tmp_path / 'table.md').read_text()
-  assert table.endswith(f'In no mean:\n\n- {zero}: failed\n- {nine}: failed\n')
+  zero = f'- {zero}: failed (--batch_size=0: give at least 1.)\n'
+  nine = f'- {nine}: failed (exit status 1, see its messages)\n'
+
+  def table() -> str:
+    report.main(report.Report(sweep_dir=(str(tmp_path),)))
+    return (tmp_path / 'table.md').read_text()
+
+  assert table().endswith(f'In no mean:\n\n{zero}{nine}')
+  # It may have failed after its folder was made.
+  run_folders.write(tmp_path, 'batch_size=9', seed=1, ended=False)
+  assert '| 1, 1 failed |' in table()
+  assert table().endswith(f'In no mean:\n\n{nine}{zero}')
   # Nothing at all is started where every run is refused.
   commands.is_for_users(run_here(*here, '--grid=round=1,2'), 'rounds')
 

@@ -43,7 +43,7 @@ class Trace(NamedTuple):
 
   Attributes:
     values: Floats by round; rounds without a value are left out.
-    state: The run's state: DONE, DIVERGED or UNFINISHED of `run_folders`.
+    state: The run's state: DONE, or one of LOST of `run_folders`.
   """
 
   values: pd.Series
@@ -60,7 +60,7 @@ def read(run: run_folders.RunFolder, metric: str) -> Trace:
   Raises:
     AnalysisError: If the table has no such column, or the column is empty.
   """
-  has_ended = run.state != run_folders.UNFINISHED
+  has_ended = run.result is not None
   try:
     frame = run.table()
     if metric not in frame.columns:
@@ -148,7 +148,7 @@ def default_metric(settings: Sequence[run_folders.Setting]) -> str:
     run.table()
     for setting in settings
     for run in setting.runs
-    if run.state != run_folders.UNFINISHED
+    if run.result is not None
   ]
   names = list(map(str, tables[0])) if tables else []
   # A private run has no training loss.
@@ -383,7 +383,7 @@ def _note(traces: Sequence[Trace]) -> str:
   """Return a label's note: how many runs it has, and how many were lost."""
   done = sum(t.state == run_folders.DONE for t in traces)
   parts = [f'{done} seeds'] if done > 1 else []
-  for state in (run_folders.DIVERGED, run_folders.UNFINISHED):
+  for state in run_folders.LOST:
     number = sum(t.state == state for t in traces)
     if number:
       parts.append(f'{number} {state}')

@@ -18,11 +18,14 @@ FLAGS_FILE = 'flags.txt'
 # Before the name and value of an option that has no flag of its own.
 _SET = '--set='
 RESULT_FILE = 'result.json'
-# In the folder of a sweep: names of the folders of runs that failed.
+# In the folder of a sweep: lines of the folder of a run that failed, a tab, and
+# the reason.
 FAILED_FILE = 'failed.txt'
 
 # States of a run. Only runs that are done count in means.
 DONE, DIVERGED, UNFINISHED = 'done', 'diverged', 'unfinished'
+FAILED = 'failed'
+LOST = (DIVERGED, UNFINISHED, FAILED)
 
 # The name of a run's folder, for use like a flag that distinguishes runs.
 FOLDER = 'folder'
@@ -48,18 +51,20 @@ class RunFolder:
     name: The folder's path below the one that was searched.
     flags: The flags that were set, by name.
     result: Its result, or None if it has not ended.
+    failure: Why it failed in a sweep; None if it did not.
   """
 
   folder: pathlib.Path
   name: str
   flags: Mapping[str, str]
   result: Mapping[str, Any] | None
+  failure: str | None = None
 
   @property
   def state(self) -> str:
-    """The state of the run: DONE, DIVERGED or UNFINISHED."""
+    """The state of the run: DONE, or one of LOST."""
     if self.result is None:
-      return UNFINISHED
+      return UNFINISHED if self.failure is None else FAILED
     return DIVERGED if self.result.get('diverged') else DONE
 
   @property
@@ -156,22 +161,30 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
         f'{root}: there is no run here or below, since there is no '
         f'{RESULT_FILE} and no {FLAGS_FILE}. Train one first.'
       )
+    failures = _failures(root)
     for place in sorted(places):
-      found.setdefault(place.resolve(), _read(place, root))
+      run = _read(place, root)
+      run = dataclasses.replace(run, failure=failures.get(run.name))
+      found.setdefault(place.resolve(), run)
   return list(found.values())
 
 
-def find_failed(
-  folders: Iterable[str | os.PathLike[str]],
-) -> list[pathlib.Path]:
-  """Find the folders of runs that failed before they wrote anything."""
+def find_failed(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
+  """Find the runs that failed before they wrote anything."""
   return [
-    root / name
+    RunFolder(root / name, name, {}, None, why)
     for root in map(pathlib.Path, folders)
-    if (root / FAILED_FILE).exists()
-    for name in (root / FAILED_FILE).read_text(encoding='utf-8').splitlines()
+    for name, why in _failures(root).items()
     if not (root / name / FLAGS_FILE).exists()
   ]
+
+
+def _failures(root: pathlib.Path) -> dict[str, str]:
+  """Return the folders of runs that failed in a sweep, with the reasons."""
+  path = root / FAILED_FILE
+  text = path.read_text(encoding='utf-8') if path.exists() else ''
+  lines = (line.partition('\t') for line in text.splitlines())
+  return {name: why for name, _, why in lines}
 
 
 def _read(folder: pathlib.Path, root: pathlib.Path) -> RunFolder:

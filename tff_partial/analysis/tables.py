@@ -24,7 +24,7 @@ from tff_partial.analysis.errors import AnalysisError
 # on the validation clients.
 LAST, BEST = 'last', 'best'
 
-_COUNTS = ('seeds', run_folders.DIVERGED, run_folders.UNFINISHED)
+_COUNTS = ('seeds', *run_folders.LOST)
 
 
 def deviation_of(metric: str) -> str:
@@ -41,7 +41,7 @@ class ResultTable:
     metrics: Names of the columns of means; each has a standard deviation of the
       same name with the suffix `_std` (of a sample; none of a single run).
     frame: These columns and the numbers of runs: `seeds` in the means,
-      `diverged` and `unfinished` in none.
+      `diverged`, `unfinished` and `failed` in none.
     lost: The runs that are in no mean.
   """
 
@@ -68,8 +68,14 @@ class ResultTable:
     lines = [markdown(texts, num_left=len(self.settings))]
     if self.lost:
       lines += ['', 'In no mean:', '']
-      lines += [f'- {run.folder}: {run.state}' for run in self.lost]
+      lines += map(lost_line, self.lost)
     return '\n'.join(lines)
+
+
+def lost_line(run: run_folders.RunFolder) -> str:
+  """Describe a run that is in no mean, as an item of a list."""
+  why = f' ({run.failure})' if run.failure else ''
+  return f'- {run.folder}: {run.state}{why}'
 
 
 def markdown(texts: pd.DataFrame, num_left: int | None = None) -> str:
