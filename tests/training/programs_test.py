@@ -594,6 +594,15 @@ def test_a_run_that_diverges_tells_why_once(plain, caplog):
   assert 'smaller learning rate' in told and 'aggregators.robust()' in told
 
 
+@pytest.mark.slow
+def test_a_run_that_ends_before_it_is_stopped_is_warned_of(plain, caplog):
+  far = small_runs.pack(plain.process.example_spec, 'train', 12, 1e10)
+  clients = _Changing(plain.clients, far, 1)
+  result = plain.train(rounds=2, clients=clients, validation=None)
+  assert not result.diverged and result.train['loss'] > 1e15
+  assert 'The loss of the last round was ' in caplog.text
+
+
 def test_losses_of_the_validation_are_compared_with_each_other(plain):
   """Others' examples may be far worse than those that clients train on."""
   exam = plain.validation

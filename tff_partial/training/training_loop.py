@@ -34,6 +34,8 @@ _FIRST = 'tracing and compiling, once'
 _TRAIN, _AGGREGATOR = 'client_work/train/', 'aggregator/'
 # That of a column of the validation clients.
 _VALIDATION = 'validation_'
+# So many times the first loss is warned of in runs too short to be stopped.
+_EXPLODED = 1e6
 
 
 @dataclasses.dataclass
@@ -310,6 +312,13 @@ class TrainingLoop:
     if has_diverged:
       logging.warning(
         '%s', selection.describe_divergence(run.round, self.rounds, train)
+      )
+    losses = [row['loss'] for row in self.history if 'loss' in row] or [0.0]
+    if not has_diverged and losses[-1] > _EXPLODED * max(losses[0], 1.0):
+      logging.warning(
+        'The loss of the last round was %.4g, and that of the first one %.4g. '
+        'Its weights may have exploded: try a smaller learning rate.',
+        *(losses[-1], losses[0]),
       )
     return results.TrainingResult(
       state=run.state,
