@@ -163,7 +163,8 @@ def _by_share(
 def fraction(share: float) -> Split:
   """Use the first `share` of the examples as support set, the rest as query.
 
-  Sizes are rounded; with at least two examples, neither part is empty.
+  Sizes are rounded, and 2.5 to the even 2; with at least two examples, neither
+  part is empty.
 
   Raises:
     ClientDataError: If the share is not between 0 and 1.
@@ -175,7 +176,8 @@ def halves() -> Split:
   """Use the first half of the examples as support set, the second as query.
 
   They are halves in the order in which a client's examples were packed; with
-  `from_pandas(..., time=...)`, in order of time.
+  `from_pandas(..., time=...)`, in order of time. Of 5 examples 2 are support, of
+  7 there are 4, as `round` has it.
   """
   return fraction(0.5)
 
