@@ -254,6 +254,7 @@ def test_a_run_goes_on_with_the_vocabularies_it_began_with(tmp_path):
   films = {'film': Vocabulary('ab')}
   vocabularies.keep(films, tmp_path / 'run', goes_on=False)
   vocabularies.keep(films, tmp_path / 'run', goes_on=True)
+  assert vocabularies.kept_in(tmp_path / 'run') == films
   with pytest.raises(
     vocabularies.VocabularyError, match='the run in this folder has other'
   ):
@@ -267,3 +268,4 @@ def test_a_run_goes_on_with_the_vocabularies_it_began_with(tmp_path):
   vocabularies.keep({'film': Vocabulary('xy')}, tmp_path / 'run', goes_on=False)
   vocabularies.keep({}, tmp_path / 'none', goes_on=False)
   assert not (tmp_path / 'none').exists()
+  assert vocabularies.kept_in(tmp_path / 'none') == {}

@@ -1,6 +1,8 @@
 """A client's own Keras model after training, and what it would choose."""
 
 import collections
+import copy
+import dataclasses
 import logging
 import re
 
@@ -13,6 +15,7 @@ import tff_partial
 from tff_partial import algorithms
 from tff_partial import tiers
 from tff_partial.data import examples
+from tff_partial.data import vocabularies
 from tff_partial.training import personal_models
 from tff_partial.training import top_candidates
 from tff_partial.training.errors import ProgramError
@@ -212,6 +215,19 @@ def test_inputs_that_no_model_reads_are_refused(
   predictor = personal_models.Predictor(recon, clients)
   with pytest.raises(examples.ClientDataError, match=expected):
     predictor.predict('u0', inputs)
+
+
+def test_clients_whose_ids_are_of_other_values_are_refused(recon, clients):
+  known = vocabularies.Vocabulary('abcdef')
+  trained = dataclasses.replace(recon, vocabularies={'film': known})
+  others = copy.copy(clients)
+  others.vocabularies = {'film': vocabularies.Vocabulary('bcdefg')}
+  for personal in (
+    lambda: tff_partial.personalise(trained, others, 'u0'),
+    lambda: personal_models.Predictor(trained, others).predict('u0', [0]),
+  ):
+    with pytest.raises(vocabularies.VocabularyError, match="Column 'film': .*"):
+      personal()
 
 
 @pytest.mark.slow

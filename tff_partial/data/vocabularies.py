@@ -330,6 +330,12 @@ def load(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
   return found
 
 
+def kept_in(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
+  """Return what a run kept in its folder, which may be nothing."""
+  path = pathlib.Path(folder) / FILE
+  return load(path) if path.exists() else {}
+
+
 def _for_json(value: Any) -> Any:
   """Convert a value to a Python type that JSON preserves."""
   if isinstance(value, np.generic):

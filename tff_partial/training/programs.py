@@ -291,4 +291,5 @@ def load(
     run.best_store,
     run.best_held,
     process,
+    vocabularies.kept_in(output_dir),
   )

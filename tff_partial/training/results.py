@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 from tff_partial import processes
+from tff_partial.data.vocabularies import Vocabulary
 from tff_partial.training.client_store import client_store as client_store_lib
 
 
@@ -41,6 +42,7 @@ class TrainingResult:
       or not: column to number, with `round` from 1 and `validation_*` where the
       validation clients were measured. A private run's has nothing exact,
       unless the run records `diagnostics`.
+    vocabularies: Those of the training clients, by column; perhaps empty.
   """
 
   state: Any
@@ -60,6 +62,7 @@ class TrainingResult:
   privacy: dict[str, Any] | None
   history: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)
+  vocabularies: Mapping[str, Vocabulary] = dataclasses.field(repr=False)
 
   @property
   def server_state(self) -> Any:
@@ -114,6 +117,7 @@ class Saved:
       they are not in the folder.
     best_client_store: Those after the best round, or the last one.
     best_server_state: Server state other than the best weights, or None.
+    vocabularies: Those of the training clients, by column; perhaps empty.
   """
 
   rounds: int
@@ -125,3 +129,4 @@ class Saved:
   best_client_store: client_store_lib.ClientStates | None
   best_server_state: Any = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)
+  vocabularies: Mapping[str, Vocabulary] = dataclasses.field(repr=False)

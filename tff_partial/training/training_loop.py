@@ -307,6 +307,7 @@ class TrainingLoop:
     """Return the result of the run."""
     run, notes, privacy = self.run, self.run.notes, self.privacy
     times = self.durations
+    vocabularies = getattr(self.clients, 'vocabularies', {})
     train = notes.train if privacy is None or self.diagnostics else {}
     has_diverged = run.has_diverged(self.stop)
     if has_diverged:
@@ -344,10 +345,7 @@ class TrainingLoop:
         if privacy is None
         else privacy.report(
           run.round,
-          [
-            f'vocabulary of {column}'
-            for column in getattr(self.clients, 'vocabularies', {})
-          ]
+          [f'vocabulary of {column}' for column in vocabularies]
           + [
             layer.learned for layer in run.process.example_spec.lifted.values()
           ],
@@ -356,6 +354,7 @@ class TrainingLoop:
       ),
       history=self.history,
       process=run.process,
+      vocabularies=vocabularies,
     )
 
 
