@@ -53,16 +53,26 @@ def build(
   *,
   biases: bool = False,
   biases_in_attributes: bool = False,
+  identity_relation: bool = False,
 ) -> tf.keras.Model:
   """Build one of `MODELS`."""
   if model == GUM:
     return build_gum(
-      sizes, output, biases=biases, biases_in_attributes=biases_in_attributes
+      sizes,
+      output,
+      biases=biases,
+      biases_in_attributes=biases_in_attributes,
+      identity_relation=identity_relation,
     )
   if biases or biases_in_attributes:
     raise OptionError(
       f'--biases: the model {model} has them always, or never. Leave it out, '
       'or give --model=gum.'
+    )
+  if identity_relation:
+    raise OptionError(
+      f'--set=user_model_identity_relation=true: the model {model} has no RM. '
+      'Leave it out, or give --model=gum.'
     )
   builders: dict[str, Callable[..., tf.keras.Model]] = {
     NCD: build_ncd,
@@ -79,6 +89,7 @@ def build_gum(
   width: int = 5,
   biases: bool = False,
   biases_in_attributes: bool = False,
+  identity_relation: bool = False,
 ) -> tf.keras.Model:
   """Build the general user model of HPFL, section 4.4.
 
@@ -96,6 +107,8 @@ def build_gum(
       are public, with a row per attribute.
     biases_in_attributes: With biases, True to also add those of the user in
       each of the item's attributes: a table with a row per user.
+    identity_relation: True to begin RM at the identity, as the authors' code
+      does: a number of a user's vector then belongs to an attribute.
 
   Raises:
     OptionError: If there are biases in attributes and no others.
@@ -106,7 +119,8 @@ def build_gum(
       'are none of users in attributes. Add --biases, or leave it out.'
     )
   inputs = model_parts.inputs_of(sizes)
-  score = _gum_score(inputs, sizes, width)
+  relation = 'identity' if identity_relation else XAVIER
+  score = _gum_score(inputs, sizes, width, relation)
   if biases:
     common = model_parts.biases(inputs, sizes)
     of_attributes = model_parts.attribute_biases(
@@ -116,11 +130,16 @@ def build_gum(
   return tf.keras.Model(inputs, output.of(score), name=GUM)
 
 
-def _gum_score(inputs: dict[str, Any], sizes: InputSizes, width: int) -> Any:
+def _gum_score(
+  inputs: dict[str, Any], sizes: InputSizes, width: int, first_relation: Any
+) -> Any:
   """Build GUM's score of a user and an item, without biases."""
   layers = tf.keras.layers
   relation = layers.Dense(
-    sizes.attributes, use_bias=False, kernel_initializer=XAVIER, name='relation'
+    sizes.attributes,
+    use_bias=False,
+    kernel_initializer=first_relation,
+    name='relation',
   )(model_parts.attributes_of(inputs, sizes))
 
   def project(vectors: Any, whose: str) -> Any:

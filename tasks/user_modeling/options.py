@@ -27,6 +27,9 @@ class UserModelingOptions(TaskOptions):
   biases_in_attributes: bool = detail(
     False, 'With --biases, also add biases of each user in each attribute.'
   )
+  identity_relation: bool = detail(
+    False, "Begin GUM's RM at the identity, as the code of HPFL's authors does."
+  )
   items: str = option(
     OWN,
     "Whether items are each client's own, or public: one table of all items, "

@@ -117,6 +117,7 @@ class UserModeling(task.MeasuredByProtocol):
       user_models.AnswerScale(*records.scale, options.linear),
       biases=options.biases,
       biases_in_attributes=options.biases_in_attributes,
+      identity_relation=options.identity_relation,
     )
     return tff_partial.from_keras(
       builder,

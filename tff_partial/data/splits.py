@@ -176,8 +176,8 @@ def halves() -> Split:
   """Use the first half of the examples as support set, the second as query.
 
   They are halves in the order in which a client's examples were packed; with
-  `from_pandas(..., time=...)`, in order of time. Of 5 examples 2 are support, of
-  7 there are 4, as `round` has it.
+  `from_pandas(..., time=...)`, in order of time. Of 5 examples 2 are support,
+  and 4 of 7, as `round` has it.
   """
   return fraction(0.5)
 

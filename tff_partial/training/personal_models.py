@@ -64,7 +64,7 @@ def personalise(
   Raises:
     ClientDataError: If there is no such client, or its examples do not match
       those of the process.
-    VocabularyError: If the clients are encoded otherwise than those of training.
+    VocabularyError: If the clients are not encoded as those of training.
     ProgramError: If the process trains no weights of the client's own,
       and no evaluation is given; or if the client took part, and the evaluation
       takes another state than it remembers.

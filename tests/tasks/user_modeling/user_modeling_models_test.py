@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tasks.errors import OptionError
 from tasks.user_modeling import models
 import tff_partial
 from tff_partial import tiers
@@ -88,6 +89,20 @@ def test_gum_begins_by_xavier():
     values = variable.numpy()
     assert 0.5 * limit < np.abs(values).max() <= limit, variable.name
   assert model.get_layer('knowledge_user').kernel.shape == (40, 5)
+  model = models.build('gum', _SIZES, identity_relation=True)
+  np.testing.assert_array_equal(model.get_layer('relation').kernel, np.eye(3))
+
+
+@pytest.mark.parametrize(
+  ('given', 'expected'),
+  [
+    ({'biases': True}, '--biases: the model ncd'),
+    ({'identity_relation': True}, 'identity_relation=true: .* ncd has no RM'),
+  ],
+)
+def test_what_only_gum_has_is_refused(given, expected):
+  with pytest.raises(OptionError, match=expected):
+    models.build('ncd', _SIZES, **given)
 
 
 def test_what_models_say_of_users_and_attributes():
