@@ -324,6 +324,12 @@ _MEASURED = Phase(train=(), measured=True)
       'weights: expected `ModelWeights`, such as .* found a int',
     ),
     (
+      lambda held, _: programs.evaluate(
+        programs.EvaluationSet(held, None), tf.keras.Sequential()
+      ),
+      'weights: expected `ModelWeights`, such as .* found a Sequential',
+    ),
+    (
       lambda held, _: evaluation.build_evaluation(held.model, work=_MEASURED),
       'work: expected a list of phases, found a Phase',
     ),
@@ -338,6 +344,10 @@ _MEASURED = Phase(train=(), measured=True)
         held.model, work=[], aggregation=tff.aggregators.MeanFactory()
       ),
       'aggregation: expected `Aggregation.*`, found a MeanFactory',
+    ),
+    (
+      lambda held, _: packing.from_arrays({}, [[0]], held.example_spec),
+      'partition: expected a mapping from client id to places, .* found a list',
     ),
     (
       lambda held, _: packing.pack({}, held.model),

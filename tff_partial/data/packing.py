@@ -173,6 +173,11 @@ def from_arrays(
     ClientDataError: For fields that `pack` would refuse, or indices out of
       range.
   """
+  spelling.check_kind(
+    *('partition', partition, Mapping),
+    'a mapping from client id to places, such as one of `partitions`',
+    examples.ClientDataError,
+  )
   flat, count = populations.checked('The data set', fields, example_spec)
 
   def of_client(client: str) -> Mapping[str, Any]:

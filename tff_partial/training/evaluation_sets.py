@@ -1,7 +1,7 @@
 """Evaluation sets: all clients of a population personalise and are measured."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -363,7 +363,7 @@ def weights_of(model: models.PartialModel, weights: Any) -> Any:
   Raises:
     ProgramError: If some are missing, or they are no weights.
   """
-  if not hasattr(weights, 'trainable'):
+  if not isinstance(getattr(weights, 'trainable', None), Mapping):
     raise ProgramError(
       'weights: expected `ModelWeights`, such as `result.best_weights`, found '
       f'a {type(weights).__name__}.'
