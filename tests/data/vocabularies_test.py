@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tff_partial.data import vocabularies
 from tff_partial.data.vocabularies import Vocabulary
 from tff_partial.data.vocabularies import VocabularyError
 
@@ -24,6 +25,18 @@ def test_unseen_values_may_share_the_first_id():
   assert len(films) == 3
   assert films.encode(['Heat', 'Brazil', 'Alien']).tolist() == [2, 0, 1]
   assert films.decode([0, 1, 2]) == [None, 'Alien', 'Heat']
+
+
+@pytest.mark.parametrize(
+  ('given', 'message'),
+  [
+    (Vocabulary('ab'), 'a mapping from column .* found a Vocabulary'),
+    ({'film': ['a', 'b']}, r"vocabularies\['film'\]: .* found a list"),
+  ],
+)
+def test_what_are_no_vocabularies_of_columns_is_refused(given, message):
+  with pytest.raises(VocabularyError, match=message):
+    vocabularies.describe(given)
 
 
 @pytest.mark.parametrize(

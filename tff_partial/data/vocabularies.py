@@ -14,6 +14,7 @@ from absl import logging
 import numpy as np
 
 from tff_partial import errors
+from tff_partial.arguments import spelling
 
 # File of the vocabularies of a run or an export, in its folder.
 FILE = 'vocabularies.json'
@@ -278,8 +279,20 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
   Raises:
     VocabularyError: If JSON cannot hold a value; names the column.
   """
+  spelling.check_kind(
+    *('vocabularies', vocabularies, Mapping),
+    'a mapping from column to `Vocabulary`, such as `clients.vocabularies`',
+    VocabularyError,
+  )
   described = {}
   for column, vocabulary in vocabularies.items():
+    spelling.check_kind(
+      f'vocabularies[{column!r}]',
+      vocabulary,
+      Vocabulary,
+      'a `Vocabulary(values)`',
+      VocabularyError,
+    )
     try:
       described[str(column)] = vocabulary.to_json()
     except VocabularyError as error:
