@@ -217,6 +217,17 @@ def test_inputs_that_no_model_reads_are_refused(
     predictor.predict('u0', inputs)
 
 
+@pytest.mark.slow
+def test_weights_that_are_not_finite_are_told(recon, clients, model, caplog):
+  diverging = algorithms.build_fed_recon_eval(
+    model,
+    personalise=tff_partial.Phase(optimizer=tff_partial.sgd(1e30), epochs=3),
+  )
+  with caplog.at_level(logging.WARNING, 'absl'):
+    tff_partial.personalise(recon, clients, 'u0', evaluation=diverging)
+  assert 'the client trained are not finite' in caplog.text
+
+
 def test_clients_whose_ids_are_of_other_values_are_refused(recon, clients):
   known = vocabularies.Vocabulary('abcdef')
   trained = dataclasses.replace(recon, vocabularies={'film': known})

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import functools
 from typing import Any, TypeAlias
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 
@@ -271,6 +272,11 @@ def _own_weights(
   )
   beside = evaluation.beside(server_state)
   own = dict(evaluation.personalise(weights, kept, value, *beside))
+  if not all(np.isfinite(tensor).all() for tensor in own.values()):
+    logging.warning(
+      'The weights that the client trained are not finite, and so are its '
+      'predictions. Try a smaller learning rate.'
+    )
   for name, is_real in client.get('rows', {}).items():
     own[name] = np.asarray(own[name])[is_real]  # Without padding.
   return own
