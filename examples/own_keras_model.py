@@ -48,10 +48,7 @@ def accuracy(build, measure, **parts) -> float:
   tested = tff_partial.EvaluationSet(
     evaluation, clients, remembering=not process.is_stateless
   )
-  found = tff_partial.evaluate(
-    tested, trained.weights, client_store=trained.client_store
-  )
-  return found['accuracy']
+  return tff_partial.evaluate(tested, trained)['accuracy']
 
 
 ours = algorithms.build_fed_per, algorithms.build_fed_per_eval

@@ -321,13 +321,13 @@ _MEASURED = Phase(train=(), measured=True)
     ),
     (
       lambda held, _: programs.evaluate(programs.EvaluationSet(held, None), 3),
-      'weights: expected `ModelWeights`, such as .* found a int',
+      'weights: expected a result of `train`, .* found a int',
     ),
     (
       lambda held, _: programs.evaluate(
         programs.EvaluationSet(held, None), tf.keras.Sequential()
       ),
-      'weights: expected `ModelWeights`, such as .* found a Sequential',
+      'weights: expected a result of `train`, .* found a Sequential',
     ),
     (
       lambda held, _: evaluation.build_evaluation(held.model, work=_MEASURED),

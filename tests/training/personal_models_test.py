@@ -228,7 +228,9 @@ def test_weights_that_are_not_finite_are_told(recon, clients, model, caplog):
   assert 'the client trained are not finite' in caplog.text
 
 
-def test_clients_whose_ids_are_of_other_values_are_refused(recon, clients):
+def test_clients_whose_ids_are_of_other_values_are_refused(
+  model, recon, clients
+):
   known = vocabularies.Vocabulary('abcdef')
   trained = dataclasses.replace(recon, vocabularies={'film': known})
   others = copy.copy(clients)
@@ -236,6 +238,10 @@ def test_clients_whose_ids_are_of_other_values_are_refused(recon, clients):
   for personal in (
     lambda: tff_partial.personalise(trained, others, 'u0'),
     lambda: personal_models.Predictor(trained, others).predict('u0', [0]),
+    lambda: tff_partial.evaluate(
+      tff_partial.EvaluationSet(algorithms.build_fed_recon_eval(model), others),
+      trained,
+    ),
   ):
     with pytest.raises(vocabularies.VocabularyError, match="Column 'film': .*"):
       personal()

@@ -380,6 +380,8 @@ def test_seen_users_know_more_than_new_ones(world, caplog):
     exam, result.weights, client_store=result.client_store
   )
   begin_anew = programs.EvaluationSet(exam.evaluation, exam.clients)
+  # A result is its best round, here the last one, with what clients remember.
+  assert seen == programs.evaluate(exam, result)
   assert 'is not read' not in caplog.text
   assert 'random local weights' not in caplog.text
   new = programs.evaluate(
@@ -388,6 +390,7 @@ def test_seen_users_know_more_than_new_ones(world, caplog):
   assert '`client_store` is not read' in caplog.text
   assert 'random local weights that nothing has trained' in caplog.text
   assert new == programs.evaluate(begin_anew, result.weights)
+  assert new == programs.evaluate(begin_anew, result)
   assert seen['num_examples'] == new['num_examples']
   assert seen['loss'] < 0.5 * new['loss']
   assert 'never took part' not in caplog.text

@@ -1,7 +1,6 @@
 """Evaluation sets: all clients of a population personalise and are measured."""
 
-import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
@@ -17,12 +16,13 @@ from tff_partial.arguments import spelling
 from tff_partial.client import client_work
 from tff_partial.data import cohorts
 from tff_partial.data import splits
+from tff_partial.data import vocabularies
 from tff_partial.model import keras_metrics
-from tff_partial.model import models
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import readers
 from tff_partial.training import client_errors
 from tff_partial.training import metrics_log
+from tff_partial.training import results
 from tff_partial.training import sampling
 from tff_partial.training.client_store import client_rows
 from tff_partial.training.client_store import client_store as client_store_lib
@@ -132,17 +132,18 @@ def evaluate(
 
   Args:
     evaluation_set: The evaluation and its clients.
-    weights: The model's weights at the server, `ModelWeights`. If another model
-      was trained, such as one with a row for each user, weights are matched by
-      name.
+    weights: A result of `train` or `load`, of which the best round is measured,
+      or the model's weights at the server, `ModelWeights`. Those of another
+      model are matched by name.
     seed: The run's seed; a client's draws follow from it and its id.
     client_store: Client states, for a set that is `remembering`; others do not
-      read it, which causes a warning once.
+      read it, which causes a warning once. By default those of the result.
     on_clients: Called with each client's values: metric name to client id to
       value, for the measured clients. `pandas.DataFrame` makes a table of it,
       with a row for each client.
     server_state: Server state other than weights, such as
-      `result.best_server_state`, for an evaluation whose clients read it.
+      `result.best_server_state`, for an evaluation whose clients read it; by
+      default that of the result.
 
   Returns:
     Pooled metrics by name, and their distribution under `per_client`. Clients
@@ -154,9 +155,17 @@ def evaluate(
     ProgramError: If weights are not finite; or if the set is
       `remembering`, and the store is not of its type.
     SettingError: If clients read the server's state, and there is none.
+    VocabularyError: If a result's clients were encoded otherwise than these.
   """
   check_kind(evaluation_set)
-  _check_finite(weights_of(evaluation_set.evaluation.model, weights))
+  if isinstance(weights, results.TrainingResult | results.Saved):
+    vocabularies.check_alike(weights, evaluation_set.clients)
+    if evaluation_set.remembering and client_store is None:
+      client_store = weights.best_client_store
+    if server_state is None:
+      server_state = weights.best_server_state
+    weights = weights.best_weights
+  _check_finite(results.weights_of(evaluation_set.evaluation.model, weights))
   reads = evaluation_set.remembering or evaluation_set.evaluation.is_stateless
   if client_store is not None and not reads:
     _warn(
@@ -298,7 +307,7 @@ def measure(
   kept = client_rows.fitted(kept, remembered, cohort)
   with client_errors.naming('Evaluation', cohort):
     measured = measuring.evaluate(
-      weights_of(measuring.model, weights),
+      results.weights_of(measuring.model, weights),
       kept,
       cohort,
       *measuring.beside(server_state),
@@ -351,42 +360,6 @@ def with_memories(
   else:
     kept = read(range(len(ids)))
   return kept, evaluation_set.clients.cohort(ids, seeds)
-
-
-def weights_of(model: models.PartialModel, weights: Any) -> Any:
-  """Return the server weights that a model reads, matched by name.
-
-  Args:
-    model: The model, which may differ from the trained one.
-    weights: Weights at the server, `ModelWeights`.
-
-  Raises:
-    ProgramError: If some are missing, or they are no weights.
-  """
-  if not isinstance(getattr(weights, 'trainable', None), Mapping):
-    raise ProgramError(
-      'weights: expected `ModelWeights`, such as `result.best_weights`, found '
-      f'a {type(weights).__name__}.'
-    )
-  shared, frozen = client_work.weights_specs(model)
-
-  def chosen(specs: Any, given: Any, what: str) -> Any:
-    missing = [name for name in specs if name not in given]
-    if missing:
-      raise ProgramError(
-        f'The model that is measured has {what} weights {missing}, the one '
-        f'that was trained has {list(given)}. Give layers that both have the '
-        'same names.'
-      )
-    return collections.OrderedDict((name, given[name]) for name in specs)
-
-  return client_work.ModelWeights(
-    collections.OrderedDict(
-      (tier, chosen(specs, weights.trainable.get(tier, {}), tier))
-      for tier, specs in shared.items()
-    ),
-    chosen(frozen, weights.non_trainable, 'frozen'),
-  )
 
 
 def pooled(metrics: Any) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from tff_partial.model import models
 from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
 from tff_partial.training import calibration as calibration_lib
-from tff_partial.training import evaluation_sets
 from tff_partial.training import results
 from tff_partial.training import sampling
 from tff_partial.training.client_store import state_codec
@@ -205,7 +204,7 @@ class Predictor:
       examples.ExampleSpec({'x': spec['x']}, spec.ids, spec.lifted),
       'The inputs to predict for',
     )
-    weights = evaluation_sets.weights_of(model, self._trained.best_weights)
+    weights = results.weights_of(model, self._trained.best_weights)
     own = _own_weights(
       evaluation, weights, kept, client, self._trained.best_server_state
     )
@@ -241,7 +240,7 @@ def model_of(
 
   Fields of `client` that the evaluation does not read are left out.
   """
-  weights = evaluation_sets.weights_of(evaluation.model, weights)
+  weights = results.weights_of(evaluation.model, weights)
   own = _own_weights(evaluation, weights, kept, client, server_state)
   return evaluation.model.to_keras(weights.non_trainable, own)
 

@@ -1,12 +1,16 @@
 """Results of a run, returned or saved in its folder."""
 
+import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
 from tff_partial import processes
+from tff_partial.client import client_work
 from tff_partial.data.vocabularies import Vocabulary
+from tff_partial.model import models
 from tff_partial.training.client_store import client_store as client_store_lib
+from tff_partial.training.errors import ProgramError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,3 +134,39 @@ class Saved:
   best_server_state: Any = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)
   vocabularies: Mapping[str, Vocabulary] = dataclasses.field(repr=False)
+
+
+def weights_of(model: models.PartialModel, weights: Any) -> Any:
+  """Return the server weights that a model reads, matched by name.
+
+  Args:
+    model: The model, which may differ from the trained one.
+    weights: Weights at the server, `ModelWeights`.
+
+  Raises:
+    ProgramError: If some are missing, or they are no weights.
+  """
+  if not isinstance(getattr(weights, 'trainable', None), Mapping):
+    raise ProgramError(
+      'weights: expected a result of `train`, or its `best_weights`, found '
+      f'a {type(weights).__name__}.'
+    )
+  shared, frozen = client_work.weights_specs(model)
+
+  def chosen(specs: Any, given: Any, what: str) -> Any:
+    missing = [name for name in specs if name not in given]
+    if missing:
+      raise ProgramError(
+        f'The model that is measured has {what} weights {missing}, the one '
+        f'that was trained has {list(given)}. Give layers that both have the '
+        'same names.'
+      )
+    return collections.OrderedDict((name, given[name]) for name in specs)
+
+  return client_work.ModelWeights(
+    collections.OrderedDict(
+      (tier, chosen(specs, weights.trainable.get(tier, {}), tier))
+      for tier, specs in shared.items()
+    ),
+    chosen(frozen, weights.non_trainable, 'frozen'),
+  )

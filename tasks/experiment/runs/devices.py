@@ -19,8 +19,8 @@ from tff_partial.exporting import exports
 from tff_partial.exporting import running
 from tff_partial.exporting import serving
 from tff_partial.model import models
-from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
+from tff_partial.training import results
 from tff_partial.training.client_store import state_codec
 
 CALLS = 30  # Number of calls whose median time is reported.
@@ -235,7 +235,7 @@ def served(trainable: Trainable, saved: programs.Saved) -> Served:
   if tiers.LOCAL in model.tiers:
     evaluation = trainable.personal()
     model = evaluation.model
-  weights = evaluation_sets.weights_of(model, saved.best_weights)
+  weights = results.weights_of(model, saved.best_weights)
   return Served(evaluation, model, weights)
 
 

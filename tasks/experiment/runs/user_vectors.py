@@ -17,9 +17,9 @@ from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.trainable import Trainable
 from tff_partial import tiers
-from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
+from tff_partial.training import results
 from tff_partial.training import sampling
 from tff_partial.training.client_store import state_codec
 
@@ -121,7 +121,7 @@ class Projector:
     seeds = sampling.client_seeds(users, seed, 'evaluation')
     kept = state_codec.first_states(evaluation.initialize_client, seeds)
     cohort = clients.cohort(users, seeds)
-    weights = evaluation_sets.weights_of(evaluation.model, trained.best_weights)
+    weights = results.weights_of(evaluation.model, trained.best_weights)
     local = evaluation.model.specs(tiers.LOCAL)
     found = {}
     for user, own, value in zip(users, kept, cohort, strict=True):
