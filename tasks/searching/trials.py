@@ -111,7 +111,7 @@ def _arguments(plan: plans.Plan, chosen: Mapping[str, Any]) -> list[str]:
     chosen: The values of the varied flags.
 
   Raises:
-    OptionError: If they are impossible.
+    OptionError: If a recipe or flag is not known.
   """
   own = itertools.starmap(flags.argument, chosen.items())
   written = [*plan.arguments, *own]
@@ -119,7 +119,6 @@ def _arguments(plan: plans.Plan, chosen: Mapping[str, Any]) -> list[str]:
   if 'algorithm' in chosen:
     algorithm = command_line.algorithm_of(arguments)
     arguments = command_line.without_unread(arguments, algorithm)
-  command_line.parse(arguments)
   return arguments
 
 
@@ -138,7 +137,8 @@ def check(plan: plans.Plan) -> None:
         continue
       for values in itertools.product(*beside.values()):
         try:
-          _arguments(plan, dict(zip(beside, values, strict=True)))
+          chosen = dict(zip(beside, values, strict=True))
+          command_line.parse(_arguments(plan, chosen))
           break
         except OptionError as error:
           why = why or error

@@ -28,7 +28,6 @@ from tff_partial.analysis.errors import AnalysisError
 from tff_partial.arguments import spelling
 from tff_partial.data import cohorts
 from tff_partial.data import examples
-from tff_partial.data import vocabularies
 from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
 from tff_partial.training import selection
@@ -217,15 +216,9 @@ def _tested(
     tested = programs.EvaluationSet(measure, data, not measure.is_stateless)
   else:
     tested = programs.EvaluationSet(measure, test(measure.example_spec))
-    vocabularies.check_alike(data, tested.clients)
   found: dict[str, Any] = {}
   measured = evaluation_sets.evaluate(
-    tested,
-    result.best_weights,
-    seed=seed,
-    client_store=result.best_client_store if tested.remembering else None,
-    on_clients=found.update,
-    server_state=result.best_server_state,
+    tested, result, seed=seed, on_clients=found.update
   )
   kept = {name: measured.get(name) for name in (metric, 'num_examples')}
   return kept, found or {metric: []}  # Maybe no client was measured.
