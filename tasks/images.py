@@ -96,14 +96,15 @@ def build_partial(
   num_groups: int,
   **options: Any,
 ) -> models.PartialModel:
-  """Build a partial model in one of three user forms.
+  """Build a partial model in one of four user forms.
 
-  For OWN, what matches `local` is local; for GROUPS there are `num_groups`
-  copies of all.
+  For OWN, what matches `local` is local; for GROUP_HEADS there are `num_groups`
+  copies of it, and for GROUPS of all.
   """
   forms: dict[str, dict[str, Any]] = {
     task.OWN: {'local': local},
     task.NOBODY: {},
     task.GROUPS: {'group': '.*', 'num_groups': num_groups},
+    task.GROUP_HEADS: {'group': local, 'num_groups': num_groups},
   }
   return keras_models.from_keras(build, **forms[user], **options)

@@ -47,9 +47,9 @@ HEADS, OWN_HEAD = 'heads', 'own_head'
 # PFedKM's forms: heads of clusters, and the centers of the gradients by which
 # users join them: those of the whole model, or of a linear head.
 CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
-# The form of IFCA and FedEM: copies of all weights at the server, one for each
-# group of users.
-GROUPS = 'groups'
+# Forms of IFCA and FedEM: copies of all weights at the server, one for each
+# group of users, or of the part that is otherwise local.
+GROUPS, GROUP_HEADS = 'groups', 'group_heads'
 # The form of FedProto and MOON: nowhere, and the model also outputs features.
 FEATURES = 'features'
 # FedDBE's form: a vector of the user's own, added to features, which the model
@@ -74,6 +74,7 @@ USER_FORMS = (
   CLUSTERS,
   HEAD_CLUSTERS,
   GROUPS,
+  GROUP_HEADS,
   FEATURES,
   SHIFTED,
   POSTERIOR,

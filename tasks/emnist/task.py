@@ -52,7 +52,14 @@ class Emnist(task.MeasuredByProtocol):
   learned_from_training: tuple[str, ...] = ()
   higher_is_better = True
   attribute = 'most frequent label'
-  forms = (task.OWN, task.NOBODY, task.GROUPS, task.FEATURES, task.SHIFTED)
+  forms = (
+    task.OWN,
+    task.NOBODY,
+    task.GROUPS,
+    task.GROUP_HEADS,
+    task.FEATURES,
+    task.SHIFTED,
+  )
 
   def __init__(
     self, images: images_lib.Images, options: EmnistOptions, seed: int
@@ -76,7 +83,7 @@ class Emnist(task.MeasuredByProtocol):
 
   def _build_model(self, user: str) -> models.PartialModel:
     options, images = self._options, self.images
-    if user != task.GROUPS:
+    if user not in (task.GROUPS, task.GROUP_HEADS):
       options.refuse_set(
         ('num_groups',), 'only ifca and fed_em have copies. Leave it out.'
       )

@@ -52,6 +52,7 @@ class PreferenceTask(task.MeasuredByProtocol):
     task.OWN,
     task.NOBODY,
     task.GROUPS,
+    task.GROUP_HEADS,
     task.HEADS,
     task.OWN_HEAD,
     task.CLUSTERS,

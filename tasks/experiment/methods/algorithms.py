@@ -93,6 +93,17 @@ _PER_FED_AVG = _kept(
   always_personalises=True,
 )
 _FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
+_IFCA = building.Algorithm(
+  sub_populations.ifca,
+  building.supported_by('build_ifca_eval'),
+  user=tasks_lib.GROUPS,
+)
+_FED_EM = building.Algorithm(
+  building.trained_by('build_fed_em', training=_GLOBAL),
+  building.supported_by('build_fed_em_eval'),
+  user=tasks_lib.GROUPS,
+  has_memory=True,
+)
 
 ALGORITHMS: dict[str, building.Algorithm] = {
   'dp_als': dataclasses.replace(_FED_ALS_PRIVATE, build=reconstructing.dp_als),
@@ -240,17 +251,10 @@ ALGORITHMS: dict[str, building.Algorithm] = {
       'build_fed_ala', adaptation=_PERSONAL, training=_GLOBAL
     ),
   ),
-  'ifca': building.Algorithm(
-    sub_populations.ifca,
-    building.supported_by('build_ifca_eval'),
-    user=tasks_lib.GROUPS,
-  ),
-  'fed_em': building.Algorithm(
-    building.trained_by('build_fed_em', training=_GLOBAL),
-    building.supported_by('build_fed_em_eval'),
-    user=tasks_lib.GROUPS,
-    has_memory=True,
-  ),
+  'ifca': _IFCA,
+  'ifca_head': dataclasses.replace(_IFCA, user=tasks_lib.GROUP_HEADS),
+  'fed_em': _FED_EM,
+  'fed_em_head': dataclasses.replace(_FED_EM, user=tasks_lib.GROUP_HEADS),
   'apfl': _kept(
     'apfl',
     building.trained_by(
@@ -297,8 +301,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'knn_per': memorizing.knn_per(_FED_AVG),
   'ngram_cache': memorizing.ngram_cache(_FED_AVG),
   'fine_tuning': building.Algorithm(
-    building.trained_by('build_fed_avg', training=_GLOBAL),
-    building.measured_by('build_fine_tuning_eval'),
+    many_users.fed_avg,
+    many_users.fine_tuning_eval,
     personal=LocalTraining.tuning_phase,
     always_personalises=True,
     reads=('tuned',),

@@ -20,6 +20,7 @@ import tff_partial
 
 if TYPE_CHECKING:
   from tff_partial import processes
+  from tff_partial.evaluation import Evaluation
   from tff_partial.model import models
 
 
@@ -37,6 +38,17 @@ def fed_avg(
     )
   return tff_partial.algorithms.build_fed_avg(
     model, training=run.local.global_phase(), **run.server_arguments()
+  )
+
+
+def fine_tuning_eval(
+  model: models.PartialModel, run: Setting, measuring: building.Measuring
+) -> Evaluation:
+  """Build fine-tuning; clients with tables tune as they train in a round."""
+  if _keeps_tables(model, run):
+    measuring['personalise'] = run.local.joint_phase()
+  return tff_partial.algorithms.build_fine_tuning_eval(
+    model, client_state=tff_partial.client_state.persist_local, **measuring
   )
 
 

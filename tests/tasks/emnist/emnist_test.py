@@ -112,6 +112,8 @@ def test_the_last_layer_may_be_the_users(kind, own):
   task = _load(model=kind)
   names = {v.name for v in task.model_with('own').trainable('local')}
   assert names == own
+  copies = task.model_with('group_heads').trainable('group')
+  assert {v.name for v in copies} == own
   assert not list(task.model_with('nobody').trainable('local'))
   (shift,) = task.model_with('shifted').trainable('local')
   assert shift.name == 'shift/own'
