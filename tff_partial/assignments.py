@@ -9,7 +9,7 @@ like it, and its type. The positive prototype is that of a liked example's type
 their true sub-population, as all clients do in FedEmbed-Type.
 
 Deviations: Eq. 1 has the usual hinge. Nodes of the map follow the mean of their
-clients, where section 3.3.1 has the best-scoring one. The prototypes are the
+clients, or, as section 3.3.1 prints, the nearest one. The prototypes are the
 embeddings of the prototypical clients of section 3.3.2, which train like all
 others: whenever one takes part, the prototype of its sub-population moves a
 fraction of the way to its embedding. The paper says only that prototypes are
@@ -31,6 +31,7 @@ from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
+from tff_partial.clustering import map_nodes
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.model import losses
@@ -86,6 +87,7 @@ class Assignment(NamedTuple):
     after: Phases after all training.
     reassign: How clients would choose their head after the round, if heads
       follow clients.
+    statistics: What clients send about it besides their update.
     server_optimizers: Regular expression over whole variable names to the
       server optimizer of these variables, instead of that of all others.
   """
@@ -94,6 +96,7 @@ class Assignment(NamedTuple):
   before: tuple[Phase, ...] = ()
   after: tuple[Phase, ...] = ()
   reassign: groups.Assign | None = None
+  statistics: tuple[Statistic, ...] = ()
   server_optimizers: Mapping[str, Optimizer] = types.MappingProxyType({})
 
 
@@ -193,14 +196,14 @@ def by_map(
   server_learning_rate: float | None = None,
   radius: float = 1.0,
   rows: int = 1,
+  follow_nearest: bool = False,
 ) -> Assignment:
   """Assign clients to the nearest node of a self-organizing map: FedEmbed-SOM.
 
   Each client pulls the nearest node and its neighbours on a lattice towards its
   embedding by Kohonen's rule, and the server averages these moves like all
-  others: the batch form of the map, which can be noised. Section 3.3.1 has each
-  node follow the single client that is nearest to it. Heads follow the clients
-  from node to node, for which clients send how they moved.
+  others: the batch form of the map, which can be noised. Heads follow the
+  clients from node to node, for which clients send how they moved.
 
   Args:
     parts: The parts of the model; its prototypes are the nodes.
@@ -213,13 +216,22 @@ def by_map(
     radius: Standard deviation of the neighbourhood, in nodes. At infinity each
       client moves all nodes equally; at 0 only the nearest.
     rows: Rows of the lattice, with `K / rows` nodes each.
+    follow_nearest: Whether each node makes the move of the single client that
+      is nearest to it, as section 3.3.1 prints; with None for the server's rate
+      all of it. No noise covers this.
   """
-  nearest = groups.nearest(parts.embedding, parts.prototypes)
+  names = parts.embedding, parts.prototypes
+  nearest = groups.nearest(*names)
+  joined = Assignment(nearest, _formed(parts, forming), reassign=nearest)
+  if follow_nearest:
+    near = map_nodes.neighbourhood(radius, rows)
+    rate = 1.0 if server_learning_rate is None else server_learning_rate
+    moves = map_nodes.following_nearest(
+      *names, near, rate * client_learning_rate
+    )
+    return joined._replace(statistics=(moves,))
   pull = map_loss(parts, radius, rows)
-  return Assignment(
-    nearest,
-    reassign=nearest,
-    before=_formed(parts, forming),
+  return joined._replace(
     after=(prototype_phase(parts, pull, client_learning_rate),),
     server_optimizers=prototype_optimizers(parts, server_learning_rate),
   )
@@ -322,24 +334,12 @@ def map_loss(
     radius: Standard deviation of the neighbourhood, in nodes.
     rows: Rows of the lattice.
   """
-  if not (rows >= 1 and radius >= 0.0):
-    raise groups.GroupError(f'{rows=}, {radius=}: give at least 1, and 0.')
+  near = map_nodes.neighbourhood(radius, rows)
   distances_of = _distances(parts)
 
   def loss(client: ClientContext) -> tf.Tensor:
     distances = distances_of(client)
-    number = distances.shape[-1]
-    best = tf.argmin(distances, -1, output_type=tf.int32)
-    if not radius:
-      weights = tf.one_hot(best, number)
-    else:
-      place = tf.range(number)
-      columns = -(-number // rows)
-      lattice = tf.stack([place // columns, place % columns], -1)
-      steps = tf.gather(lattice, best) - lattice
-      squares = tf.cast(tf.reduce_sum(tf.square(steps), -1), tf.float32)
-      weights = tf.exp(-squares / (2.0 * radius**2))
-    return 0.5 * tf.reduce_sum(weights * distances)
+    return 0.5 * tf.reduce_sum(near(distances) * distances)
 
   return loss
 

@@ -112,9 +112,13 @@ class Trainable:
   def remembers(self, clients: tasks_lib.EvaluationClients) -> bool:
     """Return True if clients are evaluated with their states from training.
 
-    They are not if the evaluation does not use these states.
+    They are not if the evaluation does not use these states, as one that always
+    personalises does not, but for tables that clients keep.
     """
-    if not clients.seen or self._algorithm.always_personalises:
+    forgets = (
+      self._algorithm.always_personalises and not self._task.keeps_tables
+    )
+    if not clients.seen or forgets:
       return False
     kept = self.process.initialize_client.type_signature
     taken = self.evaluation(clients).initialize_client.type_signature

@@ -382,6 +382,26 @@ def test_clients_join_the_nearest_node_and_draw_it():
 
 
 @pytest.mark.slow
+def test_each_node_may_follow_the_one_client_nearest_to_it():
+  process = _process(
+    assignments.by_map(
+      PARTS, client_learning_rate=0.5, radius=np.inf, follow_nearest=True
+    )
+  )
+  clients = {'one': _client(2, 0.5), 'two': _client(2, 9.0)}
+  weights, kept = _after(process, clients)
+  embeddings = np.array([each['held']['embedding/own'][0] for each in kept])
+  nodes = np.array([0.0, 2.0, 5.0])
+  best = np.abs(nodes[:, np.newaxis] - embeddings).argmin(1)
+  assert len(set(best)) == 2
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'][:, 0],
+    nodes + 0.5 * (embeddings[best] - nodes),
+    rtol=1e-6,
+  )
+
+
+@pytest.mark.slow
 def test_clients_form_their_embedding_before_they_join():
   # The global head is wrong by 0.5 - 3, times its 0.5, times v = 0.5: a step of
   # rate 2 takes e from 1, which is as near to 0 as to 2, to 2.25.

@@ -107,7 +107,10 @@ def build_fed_embed(
     work=assigned_training.work(
       assignment, [*solved, Interleaved((heads, global_head))], training.on
     ),
-    statistics=[assignments.following(reassign)] if reassign else [],
+    statistics=[
+      *assignment.statistics,
+      *([assignments.following(reassign)] if reassign else []),
+    ],
     aggregation=aggregation,
     server_optimizer=server_optimizers.by_name(
       assignment.server_optimizers, server_optimizer or sgd(1.0)

@@ -163,7 +163,12 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_embed_som': sub_populations.fed_embed(
     'map',
     tasks_lib.HEADS,
-    ('map_radius', *sub_populations.FORMING, *sub_populations.CENTERS),
+    (
+      'map_radius',
+      'map_follows_nearest',
+      *sub_populations.FORMING,
+      *sub_populations.CENTERS,
+    ),
   ),
   'fed_embed_least_loss': sub_populations.fed_embed(
     'least_loss', tasks_lib.HEADS

@@ -47,7 +47,7 @@ def fine_tuning_eval(
   """Build fine-tuning; clients with tables tune as they train in a round."""
   if _keeps_tables(model, run):
     measuring['personalise'] = run.local.joint_phase()
-  return tff_partial.algorithms.build_fine_tuning_eval(
+  return building.builder('build_fine_tuning_eval')(
     model, client_state=tff_partial.client_state.persist_local, **measuring
   )
 

@@ -76,6 +76,12 @@ class FedEmbed(Options):
     at_least=0,
   )
 
+  map_follows_nearest: bool = detail(
+    False,
+    'Whether each node moves by the one client that is nearest to it, and not '
+    'by all; without noise.',
+  )
+
   @property
   def centers(self) -> dict[str, Any]:
     """Rates at which prototypes, map nodes and centers move."""
@@ -132,6 +138,7 @@ class FedEmbed(Options):
           forming=self._forming(),
           radius=self.map_radius,
           rows=2,
+          follow_nearest=self.map_follows_nearest,
           **self.centers,
         )
       case 'least_loss':
