@@ -182,10 +182,6 @@ def test_an_impossible_selection_is_refused(made, select, message):
       lambda evaluation: {'validation': evaluation},
       'expected clients and how they are measured, .*found a Evaluation',
     ),
-    (
-      lambda it: {'validation': tff_partial.EvaluationSet(it.model, None)},
-      'an evaluation, such as .*build_fed_recon_eval.* found a PartialModel',
-    ),
     (lambda _: {'select': 'loss'}, "select: expected `Selection.'loss'."),
     (lambda _: {'stop': 3}, 'stop: expected `StoppingRule.*, found a int'),
   ],
@@ -195,3 +191,14 @@ def test_arguments_of_other_kinds_are_named(made, options, message):
   rest = {'rounds': 1, 'clients_per_round': 1, **options(evaluation)}
   with pytest.raises(ProgramError, match=message):
     tff_partial.train(process, clients, **rest)
+
+
+@pytest.mark.parametrize('part', [0, 1])
+def test_what_measures_nothing_is_refused_when_a_set_is_made(made, part):
+  given = (made[0], made[1].model)[part]
+  kind = type(given).__name__
+  with pytest.raises(
+    ProgramError,
+    match=f'an evaluation, such as .*build_fed_recon_eval.* found a {kind}',
+  ):
+    tff_partial.EvaluationSet(given, made[2])

@@ -46,6 +46,13 @@ class EvaluationSet:
   clients: cohorts.ClientSource
   remembering: bool = False
 
+  def __post_init__(self) -> None:
+    spelling.check_kind(
+      *('EvaluationSet(evaluation=)', self.evaluation, evaluation.Evaluation),
+      'an evaluation, such as `algorithms.build_fed_recon_eval(model)`',
+      ProgramError,
+    )
+
   def __repr__(self) -> str:
     """Describe the clients and their evaluation."""
     comes = 'what they remember' if self.remembering else 'nothing'
@@ -66,7 +73,6 @@ class EvaluationSet:
 
   def check_metric(self, name: str) -> None:
     """Refuse a metric that is not among `metrics`."""
-    check_kind(self)
     if name not in self.metrics:
       raise ProgramError(
         f'There is no metric {name!r} of one number to compare by. Choose one '
@@ -104,15 +110,10 @@ class EvaluationSet:
 
 
 def check_kind(given: Any) -> None:
-  """Refuse what is no evaluation set, or measures by a training process."""
+  """Refuse what is no evaluation set."""
   spelling.check_kind(
     *('An evaluation set', given, EvaluationSet),
     'clients and how they are measured, `EvaluationSet(evaluation, clients)`',
-    ProgramError,
-  )
-  spelling.check_kind(
-    *('EvaluationSet(evaluation=)', given.evaluation, evaluation.Evaluation),
-    'an evaluation, such as `algorithms.build_fed_recon_eval(model)`',
     ProgramError,
   )
 
