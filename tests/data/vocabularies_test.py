@@ -1,7 +1,9 @@
 """Which id stands for which value."""
 
+import contextlib
 import datetime
 import pickle
+import types
 
 import numpy as np
 import pandas as pd
@@ -53,6 +55,16 @@ def test_equal_vocabularies_encode_alike():
   assert films != Vocabulary(['a', 'b'], unseen=True)
   assert films != Vocabulary(['a'])
   assert pickle.loads(pickle.dumps(films)) == films
+
+
+def test_a_column_of_a_number_is_compared_with_that_of_a_file(tmp_path):
+  vocabularies.save({1: Vocabulary('ab')}, tmp_path)
+  loaded = types.SimpleNamespace(vocabularies=vocabularies.load(tmp_path))
+  for values in ('ba', 'bc'):
+    measured = types.SimpleNamespace(vocabularies={1: Vocabulary(values)})
+    refused = pytest.raises(VocabularyError, match="Column '1': clients that")
+    with refused if 'c' in values else contextlib.nullcontext():
+      vocabularies.check_alike(loaded, measured)
 
 
 def test_a_vocabulary_says_what_is_in_it():

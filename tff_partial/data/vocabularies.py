@@ -24,7 +24,7 @@ class VocabularyError(errors.UserError, ValueError):
   """Raised for values that a vocabulary cannot encode, keep or read."""
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
   """Return true for a value that pandas or NumPy treat as missing."""
   if value is None or type(value).__name__ == 'NAType':
     return True
@@ -81,7 +81,7 @@ class Vocabulary:
       distinct = set(values)
     except TypeError as error:
       raise _no_value(error) from None
-    if not distinct or any(map(_is_missing, distinct)):
+    if not distinct or any(map(is_missing, distinct)):
       raise VocabularyError(
         'A vocabulary takes values of which none is missing, at least one. '
         'Drop or fill missing values first.'
@@ -138,7 +138,7 @@ class Vocabulary:
       value = values[place]
       # None and NA count as unseen.
       if isinstance(value, str) != is_text and (
-        isinstance(value, numbers.Number) or not _is_missing(value)
+        isinstance(value, numbers.Number) or not is_missing(value)
       ):
         raise VocabularyError(
           f'{value!r:.40} is a {type(value).__name__}, but the values of the '
@@ -207,14 +207,14 @@ def check_alike(trained: Any, measured: Any) -> None:
     trained: The source of clients that train.
     measured: That of clients that are measured.
   """
-  found = getattr(measured, 'vocabularies', {})
+  # In the file of a run, a column of number 1 is '1'.
+  found = {str(c): v for c, v in getattr(measured, 'vocabularies', {}).items()}
   for column, known in getattr(trained, 'vocabularies', {}).items():
-    if found.get(column, known) != known:
+    if (other := found.get(str(column), known)) != known:
       raise VocabularyError(
-        f'Column {column!r}: clients that are measured have a {found[column]!r}'
-        f', those that train a {known!r}, so that one id stands for two values.'
-        ' Encode by that of training: '
-        '`from_pandas(..., encode=clients.vocabularies)`.'
+        f'Column {column!r}: clients that are measured have a {other!r}, those '
+        f'that train a {known!r}, so that one id stands for two values. Encode '
+        'by that of training: `from_pandas(..., encode=clients.vocabularies)`.'
       )
 
 
