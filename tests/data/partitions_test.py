@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -220,6 +221,17 @@ def test_parts_by_label_are_as_large_as_others(fractions):
     ),
     (lambda: partitions.shards([0.5, 1.5], 2, 1), 'of type float64'),
     (lambda: partitions.by_owner([None, 'a']), 'owners: expected integers'),
+    *(
+      (
+        lambda owners=owners: partitions.by_owner(owners),
+        'owners: .* found (nan|<NA>) for example 1. Leave out',
+      )
+      for owners in (
+        ['a', np.nan],
+        [3, np.nan],
+        pd.Series(['a', pd.NA], dtype='string'),
+      )
+    ),
     (lambda: partitions.by_label(_LABELS, 5, 11), '1 to 10 labels'),
     (lambda: partitions.limit({'a': _LABELS}, -1), 'most=-1: give 0 or more'),
     (

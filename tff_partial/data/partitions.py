@@ -17,6 +17,7 @@ import numpy as np
 
 from tff_partial import random_bits
 from tff_partial.data.examples import ClientDataError
+from tff_partial.data.vocabularies import is_missing
 
 # Client to the indices of its examples, int `[examples of the client]`.
 Partition: TypeAlias = dict[str, np.ndarray]
@@ -342,6 +343,14 @@ def _checked_fractions(fractions: Sequence[float]) -> np.ndarray:
 def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
   """Return labels as an array of one axis."""
   array = np.asarray(labels)
+  # NumPy makes the text 'nan' of a missing value among texts.
+  are_given = array.ndim == 1 and array.dtype.kind not in 'biu'
+  for place, label in enumerate(labels if are_given else ()):
+    if not isinstance(label, (str, np.ndarray)) and is_missing(label):
+      raise ClientDataError(
+        f'{what}: expected integers or texts, found {label} for example '
+        f'{place}. Leave out the examples whose value is missing, or fill it.'
+      )
   if array.ndim != 1:
     raise ClientDataError(
       f'{what}: expected one for each example, found an array of shape '
