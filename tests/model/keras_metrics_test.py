@@ -242,6 +242,19 @@ def test_metrics_are_named_as_in_keras(kind):
     )
 
 
+def test_metrics_have_the_names_of_keras_3_too():
+  pure = keras_metrics.PureMetrics(
+    ['r2_score', 'auc'],
+    *[tf.TensorSpec([1], tf.float32)] * 2,
+    tf.TensorSpec([], tf.float32),
+  )
+  assert [type(metric) for metric in pure.build()] == [
+    metrics.R2Score,
+    metrics.AUC,
+  ]
+  assert pure.names == ('r2_score', 'auc')
+
+
 def test_a_metric_that_was_used_is_given_as_new():
   used = metrics.MeanAbsoluteError(name='used')
   used.update_state([[1.0]], [[5.0]])

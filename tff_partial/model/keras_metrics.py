@@ -182,6 +182,9 @@ class PureMetrics:
       identifier = f'{_kind_of_labels(specs)}_{kinds[name]}'
     try:
       found = tf.keras.metrics.get(identifier)
+      if found == name:  # Keras 3 also takes 'r2_score' for 'R2Score'.
+        known = {kind.lower(): kind for kind in dir(tf.keras.metrics)}
+        found = tf.keras.metrics.get(known.get(name.replace('_', '')))
     except (ValueError, TypeError):
       found = None
     if not callable(found):
