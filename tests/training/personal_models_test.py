@@ -207,6 +207,7 @@ def test_an_evaluation_takes_the_state_of_clients_who_took_part(
     ([[0, 1]], r'one example to have shape \(\), found \(2,\)'),
     (['a'], 'expected values of type int32'),
     ([0.5], 'whose fractions would be lost'),
+    (3, 'x: expected one value for each example, found the single value 3'),
   ],
 )
 def test_inputs_that_no_model_reads_are_refused(

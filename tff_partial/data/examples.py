@@ -179,10 +179,15 @@ def check_array(
       f'{where}: the examples differ in shape. Pad or cut them to the shape '
       f'{tuple(spec.shape)}.'
     ) from error
+  if not array.ndim:
+    raise ClientDataError(
+      f'{where}: expected one value for each example, found the single value '
+      f'{shown(array[()])}. Give a list or an array, also of one example.'
+    )
   wanted = spec.dtype.as_numpy_dtype
   if array.ndim == 1 and tuple(spec.shape) == (1,):
     array = array[:, np.newaxis]
-  if not spec.shape.is_compatible_with(array.shape[1:]) or array.ndim == 0:
+  if not spec.shape.is_compatible_with(array.shape[1:]):
     raise ClientDataError(
       f'{where}: expected one example to have shape {tuple(spec.shape)}, found '
       f'{tuple(array.shape[1:])}. Reshape the data, or describe them in the '
