@@ -16,7 +16,7 @@ end, `tff-partial report` makes a table of them. With --search the runs are
 trials of Optuna, of which poor ones end early (docs/hyperparameter_search.md).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import math
@@ -322,6 +322,13 @@ def _refused(
   return refused
 
 
+def _note_failed(root: pathlib.Path, failed: Mapping[str, str]) -> None:
+  """Write which runs of the sweep failed so far, and why."""
+  root.mkdir(parents=True, exist_ok=True)
+  lines = [f'{n}\t{" ".join(why.split())}\n' for n, why in failed.items()]
+  write_whole(root / analysis.run_folders.FAILED_FILE, ''.join(lines))
+
+
 def main(sweep: Sweep, search: plans.Search) -> None:
   """Run the search, or the runs of the grid."""
   if not sweep.sweep_dir:
@@ -339,6 +346,7 @@ def main(sweep: Sweep, search: plans.Search) -> None:
     recipes.path(name)
   todo = planned(sweep.recipes, sweep.grid, _passed_on)
   failed = _refused(todo, [*sweep.grid, *_passed_on])
+  _note_failed(root, failed)
   for number, (name, arguments) in enumerate(todo.items(), 1):
     if name in failed:
       continue
@@ -348,10 +356,8 @@ def main(sweep: Sweep, search: plans.Search) -> None:
     result = Folder(str(folder)).read_result()
     if status and not (result and result['diverged']):
       failed[name] = f'exit status {status}, see its messages'
+      _note_failed(root, failed)
   if len(failed) < len(todo):
-    root.mkdir(parents=True, exist_ok=True)
-    lines = [f'{n}\t{" ".join(why.split())}\n' for n, why in failed.items()]
-    write_whole(root / analysis.run_folders.FAILED_FILE, ''.join(lines))
     _run('tasks.report', f'--sweep_dir={root}')
   if failed:
     raise OptionError(

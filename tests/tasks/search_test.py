@@ -503,6 +503,24 @@ def test_a_grid_is_checked_before_its_first_run(tmp_path, monkeypatch):
   commands.is_for_users(run_here(*here, '--grid=round=1,2'), 'rounds')
 
 
+def test_which_runs_failed_is_written_as_soon_as_it_is_known(
+  tmp_path, monkeypatch
+):
+  file = tmp_path / 'failed.txt'
+  file.write_text('batch_size=9\tof a sweep before\n')
+  written = []
+
+  def trained(binary: str, *arguments: str) -> int:
+    written.append(file.read_text())
+    return int('--batch_size=5' in arguments)
+
+  monkeypatch.setattr(sweep, '_run', trained)
+  grid = '--grid=batch_size=5,9'
+  run_here('sweep', f'--sweep_dir={tmp_path}', grid, '--', '--data=synthetic')
+  failed = 'batch_size=5\texit status 1, see its messages\n'
+  assert written == ['', failed, failed]
+
+
 def test_flags_of_the_runs_of_a_sweep_follow_two_dashes(tmp_path):
   flags = tmp_path / 'a.flags'
   flags.write_text('--task=movielens\n')
