@@ -300,6 +300,26 @@ def test_a_lost_worker_is_replaced():
     assert len(_workers()) == 1
 
 
+def test_a_lost_worker_is_replaced_once_it_has_ended(monkeypatch):
+  with native() as runtime:
+    _total([1.0])
+    process = runtime._worker._process
+    end = time.monotonic() + 0.3
+    wait, poll = process.wait, process.poll
+
+    def slow_wait(timeout: float | None = None) -> int:
+      time.sleep(max(0.0, end - time.monotonic()))
+      return wait(timeout)
+
+    def slow_poll() -> int | None:
+      return poll() if time.monotonic() >= end else None
+
+    monkeypatch.setattr(process, 'wait', slow_wait)
+    monkeypatch.setattr(process, 'poll', slow_poll)
+    process.kill()
+    assert _total([1.0, 2.0]) == 3.0
+
+
 def test_a_worker_lost_again_and_again_is_an_error():
   done = threading.Event()
 

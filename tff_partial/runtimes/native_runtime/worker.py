@@ -48,6 +48,7 @@ _CHANNEL_OPTIONS = (
   ('grpc.enable_http_proxy', 0),
 )
 _SECONDS_TO_START = 120
+_SECONDS_TO_END = 1.0
 _SIZES_KEPT = 4  # For instance: no clients, a cohort, two evaluations.
 ATTEMPTS = 3
 
@@ -194,7 +195,13 @@ class Worker(tff.framework.ExecutorFactory):
     self, cardinalities: tff.framework.CardinalitiesType
   ) -> None:
     """Drop an executor; TFF calls this while it handles an error."""
-    noted_failures.get([]).append(sys.exc_info()[1])
+    error, process = sys.exc_info()[1], self._process
+    noted_failures.get([]).append(error)
+    if process and isinstance(error, tff.framework.RetryableError):
+      # Its connection is lost some time before it has ended, and TFF tries
+      # again after milliseconds, with a worker that still seems to run.
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_SECONDS_TO_END)
     with self._lock:
       self._executors.pop(
         frozenset({tff.CLIENTS: 0, **cardinalities}.items()), None
