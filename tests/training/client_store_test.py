@@ -57,6 +57,12 @@ def initialize_small(seed):
   return collections.OrderedDict(x=random_bits.uniform(seed, [3]))
 
 
+# As many rows as the client's seed says.
+@tff.tensorflow.computation(SEED_TYPE)
+def initialize_table(seed):
+  return collections.OrderedDict(table=tf.ones([tf.abs(seed[0]) % 3 + 1, 2]))
+
+
 STATE_TYPE = initialize_client.type_signature.result
 
 
@@ -823,3 +829,16 @@ def test_nothing_is_deleted_while_a_run_trains(output):
   assert _command(output, '--client=client 1').status == 0
   os.close(lock)
   assert _at(output, 6, 'client 1') is not None
+
+
+@pytest.mark.parametrize('initialize', [initialize_small, initialize_table])
+def test_only_a_client_with_another_state_than_its_first_has_learned(
+  initialize,
+):
+  store = ClientStore(initialize)
+  (state,) = store.read(['a'])
+  store.write(['a', 'b'], [state, *store.read(['b'])])
+  assert not any(map(store.has_learned, ['a', 'b', 'new']))
+  ((name, value),) = state.items()
+  store.write(['a'], [collections.OrderedDict({name: value + 1.0})])
+  assert store.has_learned('a')

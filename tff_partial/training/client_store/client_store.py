@@ -124,9 +124,9 @@ class ClientStates:
 
     It still is if a client's losses or weights were not finite in any round.
     """
-    held = self.read([client_id]).leaves
-    first = self._first([client_id]).leaves()
-    return not all(map(np.array_equal, held, first))
+    held, first = self.read([client_id]), self._first([client_id])
+    pairs = zip(held.leaves, first.leaves(), strict=True)
+    return not all(np.array_equal(own[0], new[0]) for own, new in pairs)
 
   def _parts(
     self, client_ids: Sequence[str], places: np.ndarray
