@@ -376,6 +376,7 @@ def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:
 
 def placed(part: Any, on: splits.Part) -> Any:
   """Return a part of a client's work on other examples, if it chose none."""
+  optimizers.refuse_alone(part, PhaseError)
   if isinstance(part, Interleaved):
     return Interleaved(tuple(placed(phase, on) for phase in part.phases))
   if isinstance(part, Phase):

@@ -27,6 +27,7 @@ import dataclasses
 
 from tff_partial import assignments
 from tff_partial import evaluation
+from tff_partial.arguments import optimizers
 from tff_partial.assignments import Assignment
 from tff_partial.assignments import FedEmbedVariables
 from tff_partial.client_state import persist_local
@@ -162,6 +163,7 @@ def build_fed_embed_eval(
 
 def _check_unfiltered(how: Phase) -> None:
   """Refuse names of variables, which the roles of variables replace."""
+  optimizers.refuse_alone(how, PhaseError)
   if how.variable_filter is not None:
     raise PhaseError(
       f'variable_filter={how.variable_filter!r}: which variables each loss '

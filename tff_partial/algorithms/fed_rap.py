@@ -96,7 +96,7 @@ def build_fed_rap(
     work=[
       Interleaved(
         (
-          dataclasses.replace(training, train=train, measured=True),
+          partial_training.trained(training, train=train),
           dataclasses.replace(
             training,
             train=train,

@@ -65,10 +65,10 @@ def build_fed_recon(
     CompositionError, PhaseError: If the arguments do not fit together.
   """
   support, query = split or splits.halves()
-  update = update or Phase(batch_size=reconstruct.batch_size)
   solve = dataclasses.replace(
     phases.placed(reconstruct, support), train=(LOCAL,), measured=False
   )
+  update = update or Phase(batch_size=solve.batch_size)
   return compose(
     model,
     client_state=stateless,

@@ -11,6 +11,7 @@ from typing import Any
 
 from tff_partial import evaluation
 from tff_partial import phases
+from tff_partial.arguments import optimizers
 from tff_partial.client_state import persist_local
 from tff_partial.client_state import persist_personal
 from tff_partial.client_statistics import Statistic
@@ -42,6 +43,7 @@ def trained(
     *terms: The losses.
     train: The tiers.
   """
+  optimizers.refuse_alone(training, phases.PhaseError)
   terms = (*training.terms, *terms)
   return dataclasses.replace(training, train=train, terms=terms, measured=True)
 
@@ -58,6 +60,8 @@ def together(
     other: The second phase, or None.
     *defaults: What they are if they are not given, but for the examples.
   """
+  for phase in (one, other):
+    optimizers.refuse_alone(phase, phases.PhaseError)
   given = one or other or Phase()
   return tuple(
     phase or dataclasses.replace(default, on=given.on)
@@ -140,6 +144,7 @@ def exact_first(training: Phase, **settings: Any) -> list[Phase]:
   Returns:
     A phase of what is solved for, if any, and one of the rest.
   """
+  optimizers.refuse_alone(training, phases.PhaseError)
   of_tiers = training.optimizer
   train = settings.get('train', training.train)
   if not isinstance(of_tiers, Mapping):
