@@ -49,7 +49,8 @@ class Aggregation:
       `aggregators.py`, such as the default, clients send only the rows of a
       table that they trained.
     client_weighting: Weights clients by measured examples or uniformly; or a
-      function from a client's result to its weight. A client whose weight is
+      function from a client's result to its weight. Examples of weight 0 count
+      like others, as in the mean loss of a batch. A client whose weight is
       negative or not finite does not count, like one that is not finite. None
       takes the algorithm's own, by examples if its paper says nothing else.
     postprocess_update: Transforms a client's update before it is sent, such as
