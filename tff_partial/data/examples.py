@@ -148,6 +148,18 @@ def _example(place: int) -> str:
   return f'example {place}'
 
 
+def _of_shape(array: np.ndarray, spec: tf.TensorSpec) -> str:
+  """Describe examples of another shape than their spec, for messages."""
+  if not array.ndim:
+    found = f'the single value {shown(array[()])}. Give a list or an array.'
+    return f'expected one value for each example, found {found}'
+  return (
+    f'expected one example to have shape {tuple(spec.shape)}, found '
+    f'{array.shape[1:]}. Reshape the data, or describe them in the specs given '
+    'to `from_keras`.'
+  )
+
+
 def check_array(
   array: Any,
   spec: tf.TensorSpec,
@@ -179,20 +191,11 @@ def check_array(
       f'{where}: the examples differ in shape. Pad or cut them to the shape '
       f'{tuple(spec.shape)}.'
     ) from error
-  if not array.ndim:
-    raise ClientDataError(
-      f'{where}: expected one value for each example, found the single value '
-      f'{shown(array[()])}. Give a list or an array, also of one example.'
-    )
   wanted = spec.dtype.as_numpy_dtype
   if array.ndim == 1 and tuple(spec.shape) == (1,):
     array = array[:, np.newaxis]
-  if not spec.shape.is_compatible_with(array.shape[1:]):
-    raise ClientDataError(
-      f'{where}: expected one example to have shape {tuple(spec.shape)}, found '
-      f'{tuple(array.shape[1:])}. Reshape the data, or describe them in the '
-      'specs given to `from_keras`.'
-    )
+  if not array.ndim or not spec.shape.is_compatible_with(array.shape[1:]):
+    raise ClientDataError(f'{where}: {_of_shape(array, spec)}')
   is_float = array.dtype.kind == 'f'
   if is_float and not np.isfinite(array).all():
     row = int(np.argwhere(~np.isfinite(array))[0][0])
