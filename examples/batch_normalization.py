@@ -3,13 +3,14 @@
 python examples/batch_normalization.py FOLDER_OF_FASHION_MNIST ROUNDS SEED
 """
 
+import tff_partial  # Before TensorFlow, which then logs less.
+
 import gzip
 import sys
 
 import numpy as np
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then logs less.
 from tff_partial import algorithms
 from tff_partial import EvaluationSet
 from tff_partial import Phase
@@ -55,6 +56,5 @@ for method, norm, parts in (
     keeps = what == 'seen' and not process.is_stateless
     for how, measure in {'as trained': plain, 'own averages': own}.items():
       tests = EvaluationSet(measure, clients, remembering=keeps)
-      store = run.client_store if keeps else None
-      found = tff_partial.evaluate(tests, run.weights, client_store=store)
+      found = tff_partial.evaluate(tests, run)
       print(f'{method}, {what}, {how}: {found["accuracy"]:.3f}')

@@ -3,12 +3,12 @@
 python examples/csv_to_phone.py ratings.csv phone
 """
 
+import tff_partial  # Before TensorFlow, which then logs less.
+
 import sys
 
 import pandas as pd
 import tensorflow as tf
-
-import tff_partial  # Before TensorFlow, which then logs less.
 
 frame = pd.read_csv(sys.argv[1], dtype={'user': str, 'item': str})
 

@@ -4,10 +4,11 @@ After q-FedAvg (Li et al., ICLR 2020), each client is weighted by its loss to
 the power q. With its update it sends its loss, and the server keeps the mean.
 """
 
+import tff_partial  # Before TensorFlow, which then logs less.
+
 import numpy as np
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then logs less.
 from tff_partial import client_statistics
 from tff_partial import Phase
 from tff_partial import sgd

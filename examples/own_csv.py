@@ -3,12 +3,12 @@
 python examples/own_csv.py ratings.csv --client=user --item=film --label=rating
 """
 
+import tff_partial  # Before TensorFlow, which then logs less.
+
 import argparse
 
 import pandas as pd
 import tensorflow as tf
-
-import tff_partial  # Before TensorFlow, which then logs less.
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument('file')

@@ -4,10 +4,11 @@ Each client has few of ten classes. FedPer trains a shared body and a head for
 each client; FedAvg one model for all.
 """
 
+import tff_partial  # Before TensorFlow, which then logs less.
+
 import numpy as np
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then logs less.
 from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import sgd

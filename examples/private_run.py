@@ -4,10 +4,11 @@ Protects whole users against anyone who sees the trained weights; the server is
 trusted with clients' updates (docs/privacy.md).
 """
 
+import tff_partial  # Before TensorFlow, which then logs less.
+
 import numpy as np
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then logs less.
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy_plans
 
