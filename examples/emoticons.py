@@ -17,7 +17,7 @@ EMOTICON = '|'.join(
   (
     r'(?<![\w:]):[a-z][a-z0-9_+-]*:(?![\w:])',  # :smile:
     r'(?<!\w)[:;]-?[()DP](?!\w)',  # :-)
-    r'[\U0001F300-\U0001FAFF]',
+    r'[\U0001F300-\U0001FAFF](?:\uFE0F|\u200D.)*',  # With what is joined to it.
   )
 )
 

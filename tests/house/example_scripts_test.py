@@ -29,11 +29,18 @@ def test_examples_are_short():
     assert len(script.read_text(encoding='utf-8').splitlines()) <= 60, script
 
 
+def test_examples_silence_tensorflow():
+  for script in _EXAMPLES.glob('*.py'):
+    names = re.findall(r'^import (\w+)', script.read_text('utf-8'), re.M)
+    if 'tff_partial' in names:
+      assert names[0] == 'tff_partial', script
+
+
 def test_emoticons_become_labels_and_go(tmp_path, capsys, monkeypatch):
   texts = ['Thanks! :-)', 'f : A -> B; see 10:30', ':tada: done', ':D']
-  texts.append('so \U0001f600')
+  texts += ['so \U0001f600', '\U0001f469\u200d\u2695\ufe0f']
   path = tmp_path / 'messages.jsonl'
-  pd.DataFrame({'author': '0123', 'time': range(5), 'text': texts}).to_json(
+  pd.DataFrame({'author': '0123', 'time': range(6), 'text': texts}).to_json(
     path, orient='records', lines=True
   )
   said = _said(
