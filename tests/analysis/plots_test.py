@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.support import small_runs
@@ -204,3 +205,17 @@ def test_diagnostics_of_a_private_run_are_drawn_as_what_they_are(result):
   drawn = _drawn(curves.of_result(_told(result, rounds, best=None)))
   of_loss = drawn['loss (mean per example)']
   assert of_loss == {'training, not private': [[1, 2.0]]}
+
+
+@pytest.mark.filterwarnings('error')
+def test_long_labels_leave_the_axes_their_width(tmp_path, monkeypatch):
+  saved = []
+  monkeypatch.setattr(
+    figures, 'save', lambda figure, path: saved.append(figure)
+  )
+  curve = curves.Trace(pd.Series([0.5, 0.4], [1, 2]))
+  for label in ('a', 'reconstruction_learning_rate=0.001, ' * 5):
+    curves.draw({label: [curve]}, tmp_path / 'curves.png', metric='loss')
+    saved[-1].savefig(tmp_path / 'curves.png')
+  short, long = (figure.axes[0].get_position().width for figure in saved)
+  assert long == short > 0.7

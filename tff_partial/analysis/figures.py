@@ -82,10 +82,12 @@ def tidy(axes: Any) -> None:
 
 
 def add_legend(axes: Any) -> None:
-  """Add a legend of all labelled lines beside the axes."""
+  """Add a legend of all labelled lines beside axes, which keep their size."""
   axes.legend(
     frameon=False, fontsize=9, loc='upper left', bbox_to_anchor=(1.0, 1.0)
   )
+  # It would shrink the axes by the width of the legend, to nothing in the end.
+  axes.figure.set_layout_engine('none')
 
 
 def draw_even(
