@@ -236,11 +236,12 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
     print(line, flush=True)
   study = trials.run(plan, root, lambda flags: _run('tasks.train', *flags))
   _run('tasks.report', f'--sweep_dir={root}')
-  failed = [str(t.number) for t in study.trials if t.state.name == 'FAIL']
+  failed = [str(t.number) for t in study.trials if trials.has_failed(t)]
   if failed:
     raise OptionError(
-      f'{len(failed)} of {len(study.trials)} trials failed, their messages '
-      f'are above: {", ".join(failed)}.'
+      f'{len(failed)} of {len(study.trials)} trials failed, and said why: '
+      f'{", ".join(failed)}. If their runs failed by something else than their '
+      'values, such as missing data, the same command tries them again.'
     )
 
 

@@ -23,7 +23,6 @@ _ENOUGH = 4
 _STATES = {
   'COMPLETE': 'finished',
   'PRUNED': 'ended early',
-  'FAIL': 'failed',
   'RUNNING': 'unfinished',
 }
 
@@ -40,10 +39,15 @@ def frame(study: Any) -> pd.DataFrame:
   for trial in study.trials:
     values = trial.intermediate_values
     last = max(values, default=0)
-    has_diverged = trial.user_attrs.get(trials.WHY) == trials.DIVERGED
+    if trial.user_attrs.get(trials.WHY) == trials.DIVERGED:
+      state = 'diverged'
+    elif trials.has_failed(trial):
+      state = 'failed'
+    else:
+      state = _STATES[trial.state.name]
     row = {
       'trial': trial.number,
-      'state': 'diverged' if has_diverged else _STATES[trial.state.name],
+      'state': state,
       'rounds': last,
       metric: values.get(last, math.nan),
       **trial.params,

@@ -38,6 +38,10 @@ class _Ended(Exception):
   """Raised with the reason why a trial ended without a value."""
 
 
+class _RunFailed(_Ended):
+  """Raised if its run failed, maybe by something else than its values."""
+
+
 def load(root: pathlib.Path, plan: plans.Plan | None = None) -> Any:
   """Load the study of a folder, or create it for a plan if one is given.
 
@@ -211,6 +215,8 @@ def _run_trial(
   except _Ended as end:
     trial.set_user_attr(WHY, str(end))
     print(f'  ended: {end}', flush=True)
+    if isinstance(end, _RunFailed):
+      return  # The search tries it again when it goes on.
     if str(end) != DIVERGED:
       state = states.FAIL
   study.tell(number, value if state == states.COMPLETE else None, state=state)
@@ -233,7 +239,7 @@ def _measure(
     )
   result = Folder(str(path)).read_result()
   if result is None or (status and not result['diverged']):
-    raise _Ended(f'the run failed with status {status}, see above')
+    raise _RunFailed(f'the run failed with status {status}, see above')
   if result.get('privacy'):
     for name in (EPSILON, DELTA):
       trial.set_user_attr(name, float(result['privacy'][name]))
@@ -252,6 +258,12 @@ def _measure(
       f'{plan.metric} is undefined, by what the validation clients hold'
     )
   return value
+
+
+def has_failed(trial: Any) -> bool:
+  """Return True if a trial's values did not fit together, or its run failed."""
+  is_open = trial.state.name == 'RUNNING'
+  return trial.state.name == 'FAIL' or (is_open and WHY in trial.user_attrs)
 
 
 def folder(root: pathlib.Path, number: int) -> pathlib.Path:

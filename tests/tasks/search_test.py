@@ -251,6 +251,11 @@ def test_runs_that_diverge_or_fail_are_noted(tmp_path):
   train.status = 1
   study = trials.run(_plan(trials=2), tmp_path / 'failed', train)
   assert list(reporting.frame(study)['state']) == ['failed', 'failed']
+  # The disk was full, and is not any more.
+  train.status = 0
+  study = trials.run(_plan(trials=2), tmp_path / 'failed', train)
+  assert list(reporting.frame(study)['state']) == ['finished', 'ended early']
+  assert _tried(study) == _tried(trials.run(_plan(trials=2), tmp_path, train))
 
 
 def test_a_trial_whose_metric_is_undefined_is_never_the_best(tmp_path):
