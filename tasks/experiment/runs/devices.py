@@ -159,10 +159,9 @@ def _predicted(
 def _largest(
   found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> float:
-  """Return the largest absolute difference."""
-  return max(
-    (float(np.abs(found[n] - expected[n]).max()) for n in expected), default=0.0
-  )
+  """Return the largest absolute difference; NaN if one is."""
+  differences = [np.abs(found[n] - expected[n]).max() for n in expected]
+  return float(np.max(differences, initial=0.0))
 
 
 def measure(
@@ -200,8 +199,8 @@ def measure(
     _milliseconds(lambda: reconstruct(**first.support))
     if reconstruct
     else None,
-    max(local, default=None),
-    max(predictions),
+    float(np.max(local)) if local else None,
+    float(np.max(predictions)),
   )
 
 
