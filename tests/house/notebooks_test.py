@@ -1,5 +1,6 @@
 """The notebooks: stored without outputs, and right when they are run."""
 
+from collections.abc import Mapping
 import json
 import pathlib
 import re
@@ -138,7 +139,10 @@ def test_the_first_cell_installs_in_colab_what_the_lock_has(path, monkeypatch):
 
 @pytest.fixture(name='run')
 def fixture_run(tmp_path, monkeypatch):
-  """Runs all cells of a notebook in turn, and returns what they define."""
+  """Runs all cells of a notebook in turn, and returns what they define.
+
+  Changes are made to the text of the only cell that has it.
+  """
   pyplot = pytest.importorskip('matplotlib.pyplot')
   backend = matplotlib.get_backend()
   pyplot.switch_backend('Agg')
@@ -147,10 +151,14 @@ def fixture_run(tmp_path, monkeypatch):
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
   monkeypatch.chdir(tmp_path)
 
-  def run(name: str) -> dict[str, Any]:
+  def run(name: str, changes: Mapping[str, str] = {}) -> dict[str, Any]:
     known: dict[str, Any] = {}
     path = ROOT / 'notebooks' / f'{name}.ipynb'
-    for cell, text in _code(path).items():
+    code = _code(path)
+    for old, new in changes.items():
+      (cell,) = [cell for cell, text in code.items() if old in text]
+      code[cell] = code[cell].replace(old, new)
+    for cell, text in code.items():
       exec(compile(text, f'{path.name}, {cell}', 'exec'), known)
     return known
 
@@ -201,14 +209,15 @@ def test_fed_embed_keeps_its_epsilon_and_most_of_its_accuracy(run):
 @pytest.mark.slow
 def test_hpfls_drafts_come_nearer_to_rows_than_rows_to_one_another(run):
   known = run('hpfl_private_tables')
+  assert list(known['silhouettes']) == list(known['METHODS'])
   records, drafts = known['records'], known['drafts']
   counts = np.bincount(records.client)[known['largest']]
   assert (np.diff(counts) <= 0).all()
   np.testing.assert_allclose(known['shares'].sum(axis=1), 1.0)
   assert 0.0 < known['apart'] < 0.5
-  # One center for ten rows, of users and of items, and none of Distributed
-  # at the server.
-  assert len(drafts) == 6
+  # One center for ten rows, of users and of items, of each method but central
+  # training, and those that HPFL-R and HPFL have at the server.
+  assert len(drafts) == 12
   for table, kept in known['task'].kept_tables().items():
     sent = drafts.xs((table, 'centers'), level=(1, 2))
     assert (sent['number'] == sum(-(-rows // 10) for rows in kept)).all()
@@ -223,6 +232,23 @@ def test_hpfls_drafts_come_nearer_to_rows_than_rows_to_one_another(run):
     'between rows': 1.0,
   }
   assert all(-1.0 < found < 0.5 for found in known['silhouettes'].values())
+
+
+@pytest.mark.slow
+def test_hpfls_figures_are_also_of_teachers_with_two_answers(run):
+  known = run(
+    'hpfl_private_tables',
+    {
+      "RECIPE = 'movielens_hpfl'": "RECIPE = 'assist_hpfl_paper'",
+      'in METHODS.items()': 'in list(METHODS.items())[::4]',
+    },
+  )
+  assert list(known['silhouettes']) == ['Central', 'HPFL']
+  assert known['records'].scale == (0.0, 1.0)
+  # Central training has the users of all in one table.
+  users = known['characteristics'](known['runs']['Central'][1])
+  kept = known['task'].kept_tables()['user/embeddings']
+  assert tuple(map(len, users.values())) == kept
 
 
 def _lines(text: str) -> list[str]:
