@@ -46,6 +46,16 @@ def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path):
   assert [[run.seed for run in s.runs] for s in settings] == [['0', '1']] * 2
 
 
+def test_divisions_of_the_records_are_repetitions(tmp_path):
+  for repeat in (0, 1):
+    folders.write(tmp_path, f'{repeat}', seed=0, user_model_repeat=repeat)
+  (setting,) = _settings(tmp_path)
+  assert [run.seed for run in setting.runs] == [
+    '0, division 0',
+    '0, division 1',
+  ]
+
+
 def test_a_run_alone_is_named_after_its_algorithm(tmp_path):
   (setting,) = _settings(folders.write(tmp_path, 'a'))
   assert setting.label == 'fed_recon'

@@ -29,12 +29,12 @@ LOST = (DIVERGED, UNFINISHED, FAILED)
 
 # The name of a run's folder, for use like a flag that distinguishes runs.
 FOLDER = 'folder'
-# Flags that do not distinguish runs: seeds make repetitions, and the others
-# change no result.
-_SEED = 'seed'
+# Flags that do not distinguish runs: seeds and divisions of the data make
+# repetitions, and the others change no result.
+_SEED, _DIVISION = _REPETITIONS = 'seed', 'user_model_repeat'
 _SILENT = frozenset(
   (
-    *(_SEED, 'output_dir', 'data_dir', 'download', 'progress'),
+    *(*_REPETITIONS, 'output_dir', 'data_dir', 'download', 'progress'),
     *('tensorboard', 'projector'),
   )
 )
@@ -75,15 +75,19 @@ class RunFolder:
 
   @property
   def seed(self) -> str:
-    """The seed, as a string; empty if unknown."""
-    return str((self.result or {}).get(_SEED, self.flags.get(_SEED, '')))
+    """The seed, and a division if one is set; empty if unknown."""
+    seed = (self.result or {}).get(_SEED, self.flags.get(_SEED, ''))
+    division = self.flags.get(_DIVISION)
+    return f'{seed}, division {division}' if division else str(seed)
 
   def setting(self, name: str) -> str:
     """Return the value of a flag, or for FOLDER the folder without its seed."""
     if name != FOLDER:
       return self.flags.get(name, '')
     parts = [
-      part for part in self.name.split(',') if not part.startswith(f'{_SEED}=')
+      part
+      for part in self.name.split(',')
+      if part.partition('=')[0] not in _REPETITIONS
     ]
     return ','.join(parts) or self.flags.get('algorithm', self.folder.name)
 
