@@ -69,7 +69,9 @@ class Report(Options):
     choices=('rounds', 'parameters', 'bytes'),
   )
   x: str | None = option(None, 'Also draw a metric over this flag.')
-  y: str = option('accuracy', 'Metric to draw over --x.')
+  y: str | None = option(
+    None, 'Metric to draw over --x; by default accuracy, or the first column.'
+  )
 
   def __post_init__(self) -> None:
     """Refuse a metric to draw over nothing."""
@@ -164,10 +166,11 @@ def main(report: Report) -> None:
     curves.draw(lines, folder / figure, metric=metric, over=report.curve_over)
   )
   if report.x:
+    y = report.y or min(table.metrics, key=lambda name: name != 'accuracy')
     # A metric's path, such as privacy/epsilon, is no path of folders.
-    name = f'{report.y}_over_{report.x}.png'.replace('/', '_')
+    name = f'{y}_over_{report.x}.png'.replace('/', '_')
     path = folder / name
-    written.append(tables.draw_over(table, report.x, report.y, path))
+    written.append(tables.draw_over(table, report.x, y, path))
   print('Written: ' + ', '.join(map(str, written)) + '.')
 
 

@@ -372,9 +372,7 @@ def test_the_report_is_written(sweep, tmp_path):
 def test_a_figure_of_a_metric_by_its_path_needs_no_folder(sweep, tmp_path):
   metric = 'seconds/total'
   report.main(
-    report.Report(
-      sweep_dir=(str(sweep),), metrics=(metric,), x='rate', y=metric
-    )
+    report.Report(sweep_dir=(str(sweep),), metrics=(metric,), x='rate')
   )
   _is_picture(tmp_path / 'seconds_total_over_rate.png')
 
