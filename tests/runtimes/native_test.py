@@ -362,8 +362,8 @@ def test_cohorts_of_changing_size_do_not_fill_the_worker():
     for size in range(1, 31):
       _total([1.0] * size)
       threads.append(_workers()[0].num_threads())
-  # Not the maximum: a thread may be about to end just then.
-  assert np.median(threads[15:]) <= max(threads[:15])
+  # A size that is kept has eight; a pool may begin or end one at any time.
+  assert np.median(threads[15:]) < max(threads[:15]) + 8
 
 
 class _Lazy(Sequence):
