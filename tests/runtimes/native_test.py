@@ -356,14 +356,14 @@ def test_an_interrupt_stops_the_computation_and_the_runtime_goes_on():
 
 def test_cohorts_of_changing_size_do_not_fill_the_worker():
   with native():
-    for _ in range(30):  # Until the worker has all threads of its pools.
-      _total([1.0] * 30)
+    for size in (*[30] * 30, *range(1, 31)):  # Until it has all its threads.
+      _total([1.0] * size)
     threads = []
     for size in range(1, 31):
       _total([1.0] * size)
       threads.append(_workers()[0].num_threads())
-  # A size that is kept has eight; a pool may begin or end one at any time.
-  assert np.median(threads[15:]) < max(threads[:15]) + 8
+  # Not the maximum: a thread may be about to end just then.
+  assert np.median(threads[15:]) <= max(threads[:15])
 
 
 class _Lazy(Sequence):
