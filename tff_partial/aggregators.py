@@ -17,6 +17,7 @@ from tff_partial.joins.robust import coordinate_median as coordinate_median
 from tff_partial.joins.robust import geometric_median as geometric_median
 from tff_partial.joins.robust import krum as krum
 from tff_partial.joins.robust import trimmed_mean as trimmed_mean
+from tff_partial.joins.row_aggregations import zeros_of
 from tff_partial.sparse import rows
 
 WeightedFactory: TypeAlias = tff.aggregators.WeightedAggregationFactory
@@ -151,11 +152,7 @@ class _RowMeanFactory(WeightedFactory):
       )
     )
 
-    @tff.tensorflow.computation
-    def zero() -> Any:
-      return tff.types.structure_from_tensor_type_tree(
-        lambda leaf: tf.zeros(leaf.shape, leaf.dtype), total_type
-      )
+    zero = zeros_of(total_type)
 
     @tff.tensorflow.computation(value_type, weight_type)
     def weigh(value: Any, weight: Any) -> Any:

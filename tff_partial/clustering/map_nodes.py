@@ -12,6 +12,7 @@ from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import ClientContext
 from tff_partial.joins.row_aggregations import accumulating
+from tff_partial.joins.row_aggregations import zeros_of
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
@@ -87,12 +88,6 @@ class _BestFactory(tff.aggregators.UnweightedAggregationFactory):
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Create the process for `scores`, `[K]`, and `moves`, `[K, size]`."""
 
-    @tff.tensorflow.computation
-    def zero() -> Any:
-      return tff.types.structure_from_tensor_type_tree(
-        lambda leaf: tf.zeros(leaf.shape, leaf.dtype), value_type
-      )
-
     @tff.tensorflow.computation(value_type, value_type)
     def better(kept: Any, sent: Any) -> Any:
       is_better = sent['scores'] > kept['scores']
@@ -101,5 +96,5 @@ class _BestFactory(tff.aggregators.UnweightedAggregationFactory):
         moves=tf.where(is_better[:, tf.newaxis], sent['moves'], kept['moves']),
       )
 
-    report = tff.tensorflow.computation(lambda kept: kept, value_type)
-    return accumulating(value_type, zero, better, better, report)
+    same = tff.tensorflow.computation(lambda kept: kept, value_type)
+    return accumulating(value_type, zeros_of(value_type), better, better, same)

@@ -46,6 +46,15 @@ def accumulating(
   return tff.templates.AggregationProcess(initialize, next_fn)
 
 
+def zeros_of(value_type: tff.Type) -> tff.Computation:
+  """Return the computation of zeros of a type, as a first accumulator."""
+  return tff.tensorflow.computation(
+    lambda: tff.types.structure_from_tensor_type_tree(
+      lambda leaf: tf.zeros(leaf.shape, leaf.dtype), value_type
+    )
+  )
+
+
 class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
   """Factory of sums of rows of a table, which are alike for each client.
 

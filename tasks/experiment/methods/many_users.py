@@ -44,7 +44,7 @@ def fed_avg(
 def fine_tuning_eval(
   model: models.PartialModel, run: Setting, measuring: building.Measuring
 ) -> Evaluation:
-  """Build fine-tuning; clients with tables tune as they train in a round."""
+  """Build an evaluation after fine-tuning; with tables, as in a round."""
   if _keeps_tables(model, run):
     measuring['personalise'] = run.local.joint_phase()
   return building.builder('build_fine_tuning_eval')(

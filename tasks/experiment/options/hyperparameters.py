@@ -75,11 +75,10 @@ class FedEmbed(Options):
     'nearest node only.',
     at_least=0,
   )
-
   map_follows_nearest: bool = detail(
     False,
-    'Whether each node moves by the one client that is nearest to it, and not '
-    'by all; without noise.',
+    'Move each node of the map toward the one client that is nearest to it, '
+    'instead of by the mean of all. Not for private runs.',
   )
 
   @property
