@@ -114,6 +114,11 @@ class Privacy(Options):
     'of a cohort. The larger, the more noise updates may have.',
     at_least=0,
   )
+  clip_parts: tuple[str, ...] = detail(
+    (),
+    'Parts of an update that are clipped and noised each by itself, such as '
+    'global,group for those of all users and of groups; by default all as one.',
+  )
   noise_seed: int | None = option(
     None,
     'Seed of the noise (--seed: of the cohorts). A simulation, which protects '
@@ -172,11 +177,20 @@ class Privacy(Options):
         f'--dp_sampling={self.dp_sampling}: sampling adds no privacy to '
         '--dp=local and --dp_mechanism=tree. Leave it out.'
       )
+    if self.dp == LOCAL and self.clip_parts:
+      raise OptionError(
+        f'--set=clip_parts={",".join(self.clip_parts)}: with --dp=local a '
+        'client clips all that it sends as one. Leave it out.'
+      )
     if self.dp == LOCAL and self.dp_mechanism == TREE:
       raise OptionError(
         '--dp_mechanism=tree: the server adds this noise. Leave it out, or '
         'use --dp=central.'
       )
+
+  def _clippings(self, population: int, loop: Loop) -> clipping.Clippings:
+    how = self._clipping(population, loop)
+    return dict.fromkeys(self.clip_parts, how) or how
 
   def _clipping(self, population: int, loop: Loop) -> clipping.Clipping:
     kinds = tff_partial.dp.clipping
@@ -225,7 +239,7 @@ class Privacy(Options):
     if target == math.inf:
       target, noise_multiplier = None, 0.0
     plan = plans.plan(
-      self._clipping(population, loop),
+      self._clippings(population, loop),
       target_epsilon=target,
       noise_multiplier=noise_multiplier,
       delta=self.delta,
@@ -278,8 +292,8 @@ def labelled(
   exact = tff_partial.dp.privacy.NOT_PRIVATE
   measured = [name for name in report if name.endswith(exact)]
   return {
+    **({} if settings.clip_parts else {'clip': settings.clip}),
     **report,
-    'clip': report.get('clip', settings.clip),
     'dp': settings.dp,
     'mechanism': settings.dp_mechanism,
     'trusted': _TRUSTED[settings.dp],

@@ -154,6 +154,13 @@ def test_other_private_runs(tmp_path, flags, sampling):
   assert said['clip'] > 0.0
 
 
+@pytest.mark.slow
+def test_parts_of_an_update_have_clips_of_their_own(tmp_path):
+  train_small(tmp_path, *_NOISE, '--set=clip_parts=global', run=run_well)
+  said = read(tmp_path)['privacy']
+  assert said['global/clip'] > 0.0 and 'clip' not in said
+
+
 # ---- what is refused ---------------------------------------------------------
 
 
@@ -174,6 +181,8 @@ def test_other_private_runs(tmp_path, flags, sampling):
     (('--simulated_population=9999',), '--noise_seed'),
     (('--dp=local',), 'Give --clip'),
     (('--dp=local', '--clip=1', '--dp_mechanism=tree'), '--dp=central'),
+    (('--dp=local', '--clip=1', '--set=clip_parts=a'), 'clip_parts=a: with'),
+    (('--set=clip_parts=global,group',), "but clients send ['global']"),
     (('--oversample=2',), 'none is asked in reserve'),
   ],
 )
