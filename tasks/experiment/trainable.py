@@ -48,7 +48,9 @@ class Trainable:
     self._algorithm = config.how
     self._task = task
     self.user_form = config.user_form or self._form()
-    model = config.hyperparameters.begin_local(task.model_with(self.user_form))
+    model = config.hyperparameters.first_weights.begin(
+      task.model_with(self.user_form)
+    )
     population, ledger, loop = 0, None, config.loop
     if (
       config.privacy.is_on
@@ -155,7 +157,7 @@ class Trainable:
     parts = measuring.get('split') or ()
     key = (user, is_at_home, *(part.name for part in parts))
     if key not in self._evaluations:
-      model = self._config.hyperparameters.begin_local(
+      model = self._config.hyperparameters.first_weights.begin(
         self._task.model_with(user)
       )
       self._evaluations[key] = self._task.measured(

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import tiers
 from tff_partial._environment import require_tff
 from tff_partial.training import files
 from tff_partial.training import saved_variables
@@ -218,6 +219,30 @@ def newest_round(folder: pathlib.Path) -> int:
   names = (path.name for path in folder.glob(f'{_PREFIX}*'))
   rounds = (name.removeprefix(_PREFIX) for name in names)
   return max((int(number) for number in rounds if number.isdigit()), default=0)
+
+
+def best_shared_weights(folder: pathlib.Path) -> dict[str, np.ndarray]:
+  """Read the shared weights of a run's best round by name, of any model.
+
+  Args:
+    folder: The folder of the run's checkpoints.
+
+  Raises:
+    RunError: If there is no checkpoint of a measured round, or it is damaged.
+  """
+  newest = folder / f'{_PREFIX}{newest_round(folder)}'
+  try:
+    found = saved_variables.read_group(
+      newest, 'best_weights', 'trainable', tiers.GLOBAL
+    )
+  except saved_variables.DamagedError as error:
+    raise RunError(
+      f'{newest}: there is no checkpoint that can be read '
+      f'({files.first_line(error)}).'
+    ) from error
+  if not found:
+    raise RunError(f'{newest}: the run measured no round.')
+  return found
 
 
 def encode(notes: Any) -> np.ndarray:

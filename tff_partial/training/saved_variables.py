@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 import math
 import os
 import pathlib
+import re
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # Path of a SavedModel's variables, and parts of their names in TensorFlow: the
@@ -67,6 +69,31 @@ def read(checkpoint: pathlib.Path, expected: Any) -> Any:
   except Exception as error:
     raise DamagedError(str(error) or type(error).__name__) from error
   return _mapped(lambda name, _: values[name], expected)
+
+
+def read_group(checkpoint: pathlib.Path, *path: str) -> dict[str, np.ndarray]:
+  """Read the variables below a path of a checkpoint, by name.
+
+  Raises:
+    DamagedError: If its files cannot be read.
+  """
+  first = '/'.join((_FIRST, *path, ''))
+  try:
+    reader = tf.train.load_checkpoint(str(checkpoint / _VARIABLES))
+    return {
+      _unescaped(name.removeprefix(first).removesuffix(_LAST)): (
+        reader.get_tensor(name)
+      )
+      for name in reader.get_variable_to_shape_map()
+      if name.startswith(first)
+    }
+  except Exception as error:  # Any damage of a file surfaces differently.
+    raise DamagedError(str(error) or type(error).__name__) from error
+
+
+def _unescaped(name: str) -> str:
+  """Undo the escapes of separators in a name."""
+  return re.sub(r'\.(S|\.)', lambda m: '/' if m[1] == 'S' else '.', name)
 
 
 def _mapped(

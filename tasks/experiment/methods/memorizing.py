@@ -52,7 +52,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
     del model  # Its features are not an output.
     memory = run.hyperparameters.memory
     return building.builder('build_knn_per_eval')(
-      run.hyperparameters.begin_local(
+      run.hyperparameters.first_weights.begin(
         run.task.model_with_features(trained.user)
       ),
       features=tasks_lib.FEATURES,

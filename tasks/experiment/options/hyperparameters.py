@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, ClassVar, TYPE_CHECKING
 
 from tasks.errors import OptionError
+from tasks.experiment.options.first_weights import FirstWeights
 from tasks.experiment.options.memory import Memory
 from tasks.options import detail
 from tasks.options import Leak
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
   from tff_partial import client_statistics
   from tff_partial import phases
   from tff_partial.drafts import centers
-  from tff_partial.model import models
   from tff_partial.templates import implicit_factors
 
 KEEP, SCALED = 'keep', 'scaled'
@@ -253,6 +253,7 @@ class Hyperparameters(Options):
 
   fed_embed: FedEmbed = FedEmbed()
   hpfl: Hpfl = Hpfl()
+  first_weights: FirstWeights = FirstWeights()
   memory: Memory = Memory()
   joint: bool = option(
     False, 'Also train local weights in the update phase of FedRecon.'
@@ -261,9 +262,6 @@ class Hyperparameters(Options):
     False,
     'FedRecon: let gradients pass through an exact reconstruction '
     '(--reconstruction_optimizer=exact), which is otherwise a constant.',
-  )
-  learned_first_values: bool = option(
-    False, 'Start local weights from values that all clients learn together.'
   )
   penalty: float | None = option(
     None,
@@ -324,22 +322,6 @@ class Hyperparameters(Options):
   view_sparsity: float = detail(
     1e-4, 'mu of FedRAP: how sparse the shared table is made.', at_least=0
   )
-
-  def begin_local(self, model: models.PartialModel) -> models.PartialModel:
-    """Make the initial values of local weights learnable, if that is chosen.
-
-    Raises:
-      OptionError: If no weights are local, or their size differs by client.
-    """
-    if not self.learned_first_values:
-      return model
-    try:
-      return tff_partial.learn_first_values(model)
-    except tff_partial.model.models.ModelError as error:
-      raise OptionError(
-        f'--learned_first_values: {error} Of the algorithms, fed_recon and '
-        'others whose clients have weights of their own have use for it.'
-      ) from error
 
   @property
   def penalty_argument(self) -> dict[str, Any]:

@@ -220,7 +220,12 @@ def _run(
     **measured,
     'privacy': trained.privacy
     and privacy_lib.labelled(
-      trained.privacy, config.privacy, task.learned_from_training
+      trained.privacy,
+      config.privacy,
+      [
+        *task.learned_from_training,
+        *config.hyperparameters.first_weights.public,
+      ],
     ),
     'seconds': trained.seconds,
     'peak_rss_mb': peak_memory_mb(),
