@@ -24,7 +24,6 @@ took part also renew their shares before they are measured.
 
 import collections
 from collections.abc import Callable
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -43,9 +42,11 @@ from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import losses
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.tiers import CLIENT_VALUES
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
@@ -107,20 +108,18 @@ def build_fed_em(
     ]
     return tf.add_n(found)
 
+  training = partial_training.trained(training, weighted, train=(GLOBAL, GROUP))
   return compose(
     model,
     client_state=_CLIENT_STATE,
     work=[
       groups.ALL_COPIES,
       OverwriteWeights(_renewed(1), training.on),
-      dataclasses.replace(
+      changed(
         training,
-        train=(GLOBAL, GROUP),
-        terms=(*training.terms, weighted),
         use_model_loss=False,
         weights_fn=groups.one_of_all(0),
         predict_fn=_mixture(model, are_logits),
-        measured=True,
       ),
     ],
     aggregation=aggregation,

@@ -60,14 +60,12 @@ def build_ifca(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
+  training = partial_training.trained(training, train=(GLOBAL, GROUP))
   aggregation = with_defaults(aggregation, mean_of_members=True)
   return compose(
     model,
     client_state=_CLIENT_STATE,
-    work=[
-      groups.least_loss()._replace(on=training.on),
-      partial_training.trained(training, train=(GLOBAL, GROUP)),
-    ],
+    work=[groups.least_loss()._replace(on=training.on), training],
     aggregation=aggregation,
     server_optimizer=server_optimizer,
   )

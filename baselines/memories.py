@@ -17,7 +17,6 @@ smaller `measure_batch_size` saves memory.
 """
 
 from collections.abc import Callable, Mapping
-import dataclasses
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -31,6 +30,7 @@ from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.model import tracing
+from tff_partial.phases import changed
 from tff_partial.phases import Phase
 
 # (a batch of the model's inputs, () -> the model's outputs for it) -> keys
@@ -153,7 +153,7 @@ def memory_evaluation(
     return mixed if logits is None else {**outputs, logits: mixed}
 
   before = [
-    dataclasses.replace(phase, train=(tier,), measured=False)
+    changed(phase, train=(tier,), measured=False)
     for phase, tier in ((personalise, tiers.LOCAL), (tune, tiers.GLOBAL))
     if phase is not None
   ]

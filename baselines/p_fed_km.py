@@ -17,8 +17,6 @@ are weights at the server like others, clients send how they would move them,
 and the server need not see a single client's gradient.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
 from tff_partial import assignments
@@ -32,6 +30,7 @@ from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -140,13 +139,14 @@ def build_p_fed_km(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  choice, moves = _clusters(parts, gradients, client_learning_rate, training.on)
+  on = changed(training).on
+  choice, moves = _clusters(parts, gradients, client_learning_rate, on)
   return compose(
     model,
     client_state=_CLIENT_STATE[gradients],
     work=[
       *choice,
-      dataclasses.replace(
+      changed(
         training,
         train=(GLOBAL, GROUP),
         variable_filter=(

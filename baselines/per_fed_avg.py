@@ -14,7 +14,6 @@ Metrics of training are those of the w that a client ends with.
 
 import collections
 from collections.abc import Callable
-import dataclasses
 import functools
 
 import tensorflow as tf
@@ -29,6 +28,7 @@ from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import losses
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -71,7 +71,7 @@ def build_per_fed_avg(
       'or more, the distance positive.'
     )
 
-  loss = functools.partial(_loss, training.loss)
+  loss = functools.partial(_loss, changed(training).loss)
   gradients = functools.partial(_gradients, loss)
 
   def adapted_loss(client: ClientContext) -> tf.Tensor:
@@ -96,13 +96,13 @@ def build_per_fed_avg(
 
   measuring = Phase(train=(), on=training.on, loss=training.loss, measured=True)
   if training.drop_remainder:  # A client that takes no step has no weight.
-    measuring = dataclasses.replace(
+    measuring = changed(
       measuring, drop_remainder=True, batch_size=training.batch_size
     )
   return compose(
     model,
     work=[
-      dataclasses.replace(
+      changed(
         training,
         train=(GLOBAL,),
         terms=(*training.terms, adapted_loss),

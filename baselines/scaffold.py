@@ -29,6 +29,7 @@ from tff_partial.contexts import Compute
 from tff_partial.contexts import outcome_of
 from tff_partial.errors import SettingError
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -107,7 +108,7 @@ def _check(num_clients: int, option: int, training: Phase) -> None:
     raise SettingError(f'option={option}: the paper has the options 1 and 2.')
   if num_clients < 1:
     raise SettingError(f'num_clients={num_clients}: it must be positive.')
-  optimizer = training.optimizer_of(GLOBAL)
+  optimizer = changed(training).optimizer_of(GLOBAL)
   if not (
     optimizers.is_plain_descent(optimizer)
     and optimizers.rate_of(optimizer) > 0.0

@@ -256,18 +256,14 @@ def embedding_phase(parts: FedEmbedVariables, how: Phase) -> Phase:
     parts: The parts of the model.
     how: The phase's optimizer, batches and epochs.
   """
+  how = phases.changed(how, train=(LOCAL,), measured=False)
   if how.variable_filter is not None or how.loss is not None:
     raise phases.PhaseError(
       f'{how}: which variables form an embedding, and by which loss, follows '
       'from `FedEmbedVariables`. Leave variable_filter and loss out.'
     )
-  return dataclasses.replace(
-    how,
-    train=(LOCAL,),
-    variable_filter=parts.embedding,
-    loss=parts.shared_loss or parts.global_loss,
-    measured=False,
-  )
+  loss = parts.shared_loss or parts.global_loss
+  return phases.changed(how, variable_filter=parts.embedding, loss=loss)
 
 
 def _formed(parts: FedEmbedVariables, how: Phase | None) -> tuple[Phase, ...]:

@@ -7,7 +7,6 @@ them.
 
 import collections
 from collections.abc import Mapping, Sequence
-import dataclasses
 import functools
 from typing import Any, NamedTuple, TypeAlias
 
@@ -301,7 +300,8 @@ def build_query_evaluation(
   if personalise is not None and not train:
     raise client_work.CompositionError(
       'personalise: clients would train nothing before they are measured. Say '
-      f'which tiers they train, such as train={personalise.train}.'
+      'which tiers they train, such as '
+      f'train={phases.changed(personalise).train}.'
     )
   adapts = bool(before) or personalise is not None
   support, query = split or (splits.halves() if adapts else splits.same())
@@ -317,7 +317,7 @@ def build_query_evaluation(
   )
   work = [phases.placed(part, support) for part in before]
   if personalise:
-    adapt = dataclasses.replace(
+    adapt = phases.changed(
       phases.placed(personalise, support),
       train=train,
       weights_fn=weights_fn,

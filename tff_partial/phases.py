@@ -19,6 +19,7 @@ from tff_partial import groups
 from tff_partial import tiers
 from tff_partial.arguments import checked_numbers
 from tff_partial.arguments import optimizers
+from tff_partial.arguments import spelling
 from tff_partial.data import splits
 from tff_partial.model import losses
 from tff_partial.solvers.exact import Exact
@@ -133,6 +134,8 @@ class Phase:
   def __post_init__(self) -> None:
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
+    half = 'one part of a split, such as `splits.halves().support`'
+    spelling.check_kind('on', self.on, splits.Part, half, PhaseError)
     if not (self.weights_fn is None or callable(self.weights_fn)):
       raise PhaseError(
         f'weights_fn={self.weights_fn!r}: which weights the model reads is a '
@@ -141,11 +144,8 @@ class Phase:
       )
     self._check_predict_fn()
     self._check_through()
-    if (
-      tiers.GLOBAL in train
-      and self.read is tiers.personal_copy
-      and not self.terms
-    ):
+    is_read = self.read is not tiers.personal_copy or self.terms
+    if tiers.GLOBAL in train and not is_read:
       raise PhaseError(
         f'train={train}: the loss does not depend on the {tiers.GLOBAL!r} '
         "weights where the model reads the client's own copy of them, so that "
@@ -184,15 +184,13 @@ class Phase:
 
   def __repr__(self) -> str:
     """Return the settings that differ from the defaults, as a short text."""
-    default = {field.name: field.default for field in dataclasses.fields(self)}
     chosen = {'train': self.train, 'on': self.on.name}
-    if self.train:
-      chosen['optimizer'] = optimizers.in_words(self.optimizer)
-    for name in set(default) - {'train', 'on', 'optimizer'}:
-      if getattr(self, name) != default[name]:
-        chosen[name] = optimizers.in_words(getattr(self, name))
-    said = (f'{name}={chosen[name]}' for name in default if name in chosen)
-    return f'Phase({", ".join(said)})'
+    said = {*chosen} if self.train else {*chosen, 'optimizer'}
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if field.name not in said and value != field.default:
+        chosen[field.name] = optimizers.in_words(value)
+    return f'Phase({", ".join(f"{k}={v}" for k, v in chosen.items())})'
 
   def _check_predict_fn(self) -> None:
     if self.predict_fn is None:
@@ -214,12 +212,8 @@ class Phase:
     solve = self.through
     if solve is None:
       return
-    if (
-      not isinstance(solve, Phase)
-      or solve.exact is None
-      or solve.train != (tiers.LOCAL,)
-      or solve.max_steps == 0
-    ):
+    solves = isinstance(solve, Phase) and solve.exact and solve.max_steps != 0
+    if not solves or solve.train != (tiers.LOCAL,):
       raise PhaseError(
         f'through={solve!r}: gradients pass through the solution of '
         f'Phase(train=({tiers.LOCAL!r},), optimizer=Exact()).'
@@ -270,6 +264,7 @@ class Phase:
     for name, idle in (
       *(('epochs', 1), ('steps_per_batch', 1), ('rate_factor', 1.0)),
       *(('shuffle', False), ('drop_remainder', False), ('slots', RESET)),
+      ('max_steps', 0),
     ):
       value = getattr(self, name)
       if value not in (idle, None):
@@ -277,11 +272,6 @@ class Phase:
           f'{name}={optimizers.in_words(value)} has no effect on an exact '
           'solve, which takes no steps. Leave it out.'
         )
-    if self.max_steps not in (None, 0):
-      raise PhaseError(
-        f'max_steps={self.max_steps} has no effect on an exact solve, which '
-        'takes no steps. Leave it out; 0 skips the phase.'
-      )
 
   def _check_optimizer(self, tier: str) -> None:
     optimizer = self.optimizer_of(tier)
@@ -294,8 +284,7 @@ class Phase:
         f"round, slots={KEPT!r} for steps over a client's life. For a schedule "
         'by round, give the optimizer itself, and rate_factor=lambda done: ...'
       )
-    has_factor = callable(self.rate_factor) or self.rate_factor != 1.0
-    if has_factor and not optimizers.has_rate(optimizer):
+    if self.rate_factor != 1.0 and not optimizers.has_rate(optimizer):
       raise PhaseError(
         f'rate_factor: {type(optimizer).__name__.strip("_")}, which trains '
         f'{tier!r}, has no learning rate that could be multiplied. Take an '
@@ -306,10 +295,9 @@ class Phase:
   @property
   def read(self) -> tiers.WeightsFn:
     """Function from the client's weights to those that the model reads."""
-    if self.weights_fn is not None:
-      return self.weights_fn
-    is_own = tiers.PERSONAL in self.train
-    return tiers.personal_copy if is_own else tiers.server_and_local_weights
+    if self.weights_fn is None and tiers.PERSONAL in self.train:
+      return tiers.personal_copy
+    return self.weights_fn or tiers.server_and_local_weights
 
   @property
   def exact(self) -> Exact | None:
@@ -374,19 +362,32 @@ def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:
   return part.phases if isinstance(part, Interleaved) else (part,)
 
 
+def changed(phase: Phase, **settings: Any) -> Phase:
+  """Return a phase with other settings; raise an error for what is none."""
+  if not isinstance(phase, Phase):
+    found = type(phase).__name__
+    if isinstance(phase, Optimizer):
+      found = f'the optimizer {optimizers.in_words(phase)} alone'
+    raise PhaseError(
+      f'A phase of training is expected, found {found}. Pass '
+      '`Phase(optimizer=...)`, with one of `tff.learning.optimizers`.'
+    )
+  return dataclasses.replace(phase, **settings)
+
+
 def placed(part: Any, on: splits.Part) -> Any:
   """Return a part of a client's work on other examples, if it chose none."""
-  optimizers.refuse_alone(part, PhaseError)
   if isinstance(part, Interleaved):
     return Interleaved(tuple(placed(phase, on) for phase in part.phases))
-  if isinstance(part, Phase):
-    if part.on.name not in (splits.everything().name, on.name):
-      raise PhaseError(
-        f'Phase(on={part.on.name}): its examples are those that `split` '
-        f'chooses, {on.name}. Leave `on` out, or change `split`.'
-      )
-    return dataclasses.replace(part, on=on)
-  return part._replace(on=on)
+  if hasattr(part, '_replace'):  # It is between phases.
+    return part._replace(on=on)
+  phase = changed(part, on=on)
+  if part.on.name not in (splits.everything().name, on.name):
+    raise PhaseError(
+      f'Phase(on={part.on.name}): its examples are those that `split` '
+      f'chooses, {on.name}. Leave `on` out, or change `split`.'
+    )
+  return phase
 
 
 def all_phases(work: Work) -> list[Phase]:

@@ -16,7 +16,6 @@ from tests.support.one_client import SEED
 from tests.support.stacks import dense
 from tests.support.stacks import linear
 from tests.support.stacks import stack
-from tff_partial import algorithms
 from tff_partial import phases
 from tff_partial import terms
 from tff_partial import tiers
@@ -844,36 +843,6 @@ def test_a_learning_rate_that_makes_no_sense_is_named(rate):
     phases.PhaseError, match=f'sgd: learning_rate: expected .* found {rate}'
   ):
     sgd(rate)
-
-
-@pytest.mark.parametrize(
-  ('build', 'argument'),
-  [
-    (algorithms.build_fed_recon, 'reconstruct'),
-    (algorithms.build_fed_recon, 'update'),
-    (algorithms.build_fed_recon_eval, 'personalise'),
-    (algorithms.build_fed_avg, 'training'),
-    (algorithms.build_fed_per, 'training'),
-    (algorithms.build_fed_per_eval, 'personalise'),
-    (algorithms.build_fed_alt, 'personal'),
-    (algorithms.build_fed_alt, 'shared'),
-    (algorithms.build_ditto, 'training'),
-    (algorithms.build_ditto, 'personal'),
-    (algorithms.build_mr_mtl, 'training'),
-    (
-      functools.partial(
-        algorithms.build_fed_embed, parts=None, assignment=None
-      ),
-      'training',
-    ),
-  ],
-)
-def test_an_optimizer_alone_is_no_phase(build, argument):
-  with pytest.raises(
-    phases.PhaseError,
-    match=r'found the optimizer SGD.*0\.1\) alone. Pass `Phase\(optimizer=',
-  ):
-    build(planted.factorization(), **{argument: sgd(0.1)})
 
 
 @pytest.mark.parametrize(

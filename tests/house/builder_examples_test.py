@@ -1,7 +1,12 @@
-"""The example in each builder's docstring runs as printed."""
+"""The example in each builder's docstring runs as printed.
 
+With something else in the place of a phase it ends in a message instead.
+"""
+
+import collections
 import doctest
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -17,12 +22,30 @@ from tff_partial.algorithms import hpfl
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy_plans
 from tff_partial.dp.local_noise import LaplaceNoise
+from tff_partial.phases import Phase
+from tff_partial.phases import PhaseError
 
 _BUILDERS = dict.fromkeys(  # Some have several names.
   getattr(package, name)
   for package in (algorithms, baselines)
   for name in sorted(package.__all__)
 )
+# They read the model before their phases.
+_SLOW = (
+  *('build_hpfl', 'build_fed_dbe', 'build_fed_proto'),
+  *('build_fed_proto_nearest_eval', 'build_knn_per_eval'),
+  'build_ngram_cache_eval',
+)
+_PHASES = [
+  pytest.param(
+    *(build, name),
+    id=f'{build.__name__}-{name}',
+    marks=[pytest.mark.slow] if build.__name__ in _SLOW else [],
+  )
+  for build in _BUILDERS
+  for name, parameter in inspect.signature(build).parameters.items()
+  if parameter.annotation in (Phase, Phase | None)
+]
 
 
 def _classifier() -> tf.keras.Model:
@@ -93,22 +116,38 @@ def _square(name: str) -> Any:
 _LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
+# The names that examples use, but for those of models.
+_KNOWN: dict[str, Any] = {
+  'LaplaceNoise': LaplaceNoise,
+  'Phase': Phase,
+  'algorithms': algorithms,
+  'assignment': planted.OF_FIRST_ITEM,
+  'attributes': hpfl.Attributes(
+    planted.NUM_ITEMS,
+    lambda items: tf.one_hot(items, planted.NUM_ITEMS),
+    ['items/embeddings'],
+    lambda labels, predictions: tf.abs(labels - predictions) < 0.5,
+  ),
+  'baselines': baselines,
+  'of_centers': assignments.FedEmbedVariables(
+    embedding='',
+    global_head='global_head/.*',
+    global_loss=_square('global_head'),
+    prototypes='prototypes/vectors',
+  ),
+  'parts': planted.HEADS,
+  'sgd': tff_partial.sgd,
+  'templates': tff_partial.templates,
+  'tff_partial': tff_partial,
+}
+
+
 @pytest.fixture(scope='module')
 def known() -> dict[str, Any]:
   """The names that examples use."""
   return {
-    'LaplaceNoise': LaplaceNoise,
-    'Phase': tff_partial.Phase,
+    **_KNOWN,
     'additive': tff_partial.from_keras(_additive, local='user.*', loss='mse'),
-    'algorithms': algorithms,
-    'assignment': planted.OF_FIRST_ITEM,
-    'attributes': hpfl.Attributes(
-      planted.NUM_ITEMS,
-      lambda items: tf.one_hot(items, planted.NUM_ITEMS),
-      ['items/embeddings'],
-      lambda labels, predictions: tf.abs(labels - predictions) < 0.5,
-    ),
-    'baselines': baselines,
     'centers': tff_partial.from_keras(
       _centers,
       loss=_square('head'),
@@ -125,13 +164,6 @@ def known() -> dict[str, Any]:
     'named': tff_partial.from_keras(
       _named, loss=_of_logits, labels=tf.TensorSpec([], tf.int32)
     ),
-    'of_centers': assignments.FedEmbedVariables(
-      embedding='',
-      global_head='global_head/.*',
-      global_loss=_square('global_head'),
-      prototypes='prototypes/vectors',
-    ),
-    'parts': planted.HEADS,
     'plan': privacy_plans.plan(
       clipping.FixedClip(1.0),
       noise_multiplier=1.0,
@@ -140,12 +172,9 @@ def known() -> dict[str, Any]:
       clients_per_round=100,
       rounds=3,
     ),
-    'sgd': tff_partial.sgd,
     'shifted': tff_partial.from_keras(
       _shifted, loss=_of_logits, labels=tf.TensorSpec([], tf.int32), local='own'
     ),
-    'templates': tff_partial.templates,
-    'tff_partial': tff_partial,
     'tokens': tff_partial.from_keras(_tokens, loss=_LOSS),
     'whole': tff_partial.from_keras(_classifier, loss=_LOSS),
   }
@@ -162,3 +191,26 @@ def test_the_example_of_a_builder_runs(build, known):
   told: list[str] = []
   result = doctest.DocTestRunner(verbose=False).run(example, out=told.append)
   assert not result.failed, ''.join(told)
+
+
+@pytest.mark.parametrize(
+  ('given', 'found'),
+  [
+    (tff_partial.sgd(0.1), r'the optimizer SGD.*0\.1\) alone'),
+    (tf.keras.optimizers.Adam(), 'Adam'),
+  ],
+  ids=['TFF', 'Keras'],
+)
+@pytest.mark.parametrize(('build', 'argument'), _PHASES)
+def test_an_optimizer_is_no_phase(build, argument, given, found, request):
+  is_slow = build.__name__ in _SLOW
+  known = request.getfixturevalue('known') if is_slow else _KNOWN
+  example, *_ = doctest.DocTestParser().get_examples(inspect.getdoc(build))
+
+  def wrong(*arguments: Any, **options: Any) -> Any:
+    return build(*arguments, **{**options, argument: given})
+
+  source = re.sub(r'\w+\.build_\w+', 'wrong', example.source, count=1)
+  known = collections.defaultdict(lambda: None, {**known, 'wrong': wrong})
+  with pytest.raises(PhaseError, match=rf'found {found}. Pass `Phase\(opt'):
+    exec(source, {}, known)

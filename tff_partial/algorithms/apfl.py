@@ -10,8 +10,6 @@ Deviations: v starts from the first w that the client receives. An adaptive
 alpha takes a step on each batch, and is clipped to [0, 1].
 """
 
-import dataclasses
-
 import tensorflow as tf
 
 from tff_partial import client_state
@@ -22,6 +20,7 @@ from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -68,7 +67,7 @@ def build_apfl(
       together.
   """
   adaptive = mixture_learning_rate > 0.0
-  personal = personal or training
+  personal = changed(personal or training)
   optimizer = {
     PERSONAL: personal.optimizer_of(PERSONAL),
     CLIENT_VALUES: server_optimizers.WithinUnit(sgd(mixture_learning_rate)),
@@ -79,7 +78,7 @@ def build_apfl(
     work=[
       Interleaved(
         (
-          dataclasses.replace(
+          changed(
             personal,
             train=(PERSONAL, CLIENT_VALUES) if adaptive else (PERSONAL,),
             optimizer=optimizer,
@@ -88,7 +87,7 @@ def build_apfl(
             and f'{personal.variable_filter}|{_ALPHA}',
             measured=True,
           ),
-          dataclasses.replace(
+          changed(
             training,
             train=(GLOBAL,),
             weights_fn=tiers.server_and_local_weights,

@@ -5,12 +5,11 @@ trains both in the rounds in which it takes part. Deviation: v starts from the
 first w that the client receives.
 """
 
-import dataclasses
-
 from tff_partial.client_state import persist_personal
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -59,7 +58,7 @@ def build_ditto(
     client_state=persist_personal,
     work=[
       partial_training.trained(training),
-      dataclasses.replace(
+      changed(
         personal,
         train=(PERSONAL,),
         terms=(*personal.terms, proximal(penalty, PERSONAL)),

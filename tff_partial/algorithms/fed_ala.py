@@ -13,7 +13,6 @@ where the paper draws 80 %. v starts from the first w that the client receives.
 """
 
 import collections
-import dataclasses
 import re
 
 import tensorflow as tf
@@ -27,6 +26,7 @@ from tff_partial.composition import compose
 from tff_partial.contexts import OverwriteWeights
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -79,13 +79,13 @@ def build_fed_ala(
     client_state=_memory(adapted),
     work=[
       # Measured by the mixture, which is also the client's model elsewhere.
-      dataclasses.replace(_of_shares(adaptation), measured=True),
+      changed(_of_shares(adaptation), measured=True),
       OverwriteWeights(
         lambda client: collections.OrderedDict(
           {GLOBAL: _mixed(client.weights)[GLOBAL]}
         )
       ),
-      dataclasses.replace(
+      changed(
         training,
         train=(GLOBAL,),
         weights_fn=tiers.server_and_local_weights,
@@ -128,12 +128,9 @@ def build_fed_ala_eval(
 
 def _of_shares(how: Phase) -> Phase:
   """Return the phase that learns shares."""
-  return dataclasses.replace(
-    how,
-    train=(CLIENT_VALUES,),
-    optimizer=server_optimizers.WithinUnit(how.optimizer_of(CLIENT_VALUES)),
-    weights_fn=_mixed,
-  )
+  how = changed(how, train=(CLIENT_VALUES,), weights_fn=_mixed)
+  rule = server_optimizers.WithinUnit(how.optimizer_of(CLIENT_VALUES))
+  return changed(how, optimizer=rule)
 
 
 def _memory(adapted: str) -> client_state.ClientState:

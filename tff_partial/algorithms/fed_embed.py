@@ -23,11 +23,8 @@ the embedding itself counts in both steps. For deviations from section 3.3 see
 `assignments.py`.
 """
 
-import dataclasses
-
 from tff_partial import assignments
 from tff_partial import evaluation
-from tff_partial.arguments import optimizers
 from tff_partial.assignments import Assignment
 from tff_partial.assignments import FedEmbedVariables
 from tff_partial.client_state import persist_local
@@ -36,6 +33,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -85,7 +83,7 @@ def build_fed_embed(
   """
   _check_unfiltered(training)
   shared, own = training.optimizer_of(GLOBAL), training.optimizer_of(LOCAL)
-  training = dataclasses.replace(
+  training = changed(
     training, optimizer={GLOBAL: shared, GROUP: shared, LOCAL: own}
   )
   tiers = (GLOBAL, GROUP, LOCAL) if assignment.assign else (GLOBAL, LOCAL)
@@ -151,7 +149,7 @@ def build_fed_embed_eval(
       together.
   """
   if personalise:
-    new = dataclasses.replace(personalise, train=(LOCAL,), measured=False)
+    new = changed(personalise, train=(LOCAL,), measured=False)
     if assignment.assign:
       _check_unfiltered(personalise)
       new = assignments.embedding_phase(parts, personalise)
@@ -163,8 +161,7 @@ def build_fed_embed_eval(
 
 def _check_unfiltered(how: Phase) -> None:
   """Refuse names of variables, which the roles of variables replace."""
-  optimizers.refuse_alone(how, PhaseError)
-  if how.variable_filter is not None:
+  if changed(how).variable_filter is not None:
     raise PhaseError(
       f'variable_filter={how.variable_filter!r}: which variables each loss '
       'trains follows from `FedEmbedVariables`. Leave it out.'

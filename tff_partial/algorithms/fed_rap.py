@@ -20,8 +20,6 @@ unless by `aggregation`. `-lambda ||D - C||^2` has no minimum: a large lambda
 lets tables grow without bound.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
 from tff_partial.arguments import checked_numbers
@@ -31,6 +29,7 @@ from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.errors import SettingError
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -77,6 +76,7 @@ def build_fed_rap(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
+  training = partial_training.trained(training, train=(GLOBAL, LOCAL))
   for name, weight in (('difference', difference), ('sparsity', sparsity)):
     if checked_numbers.why_negative(weight):
       raise SettingError(
@@ -89,17 +89,15 @@ def build_fed_rap(
     apart = tf.reduce_sum(tf.square(d - c))
     return sparsity * tf.reduce_sum(tf.abs(c)) - difference * apart
 
-  train = (GLOBAL, LOCAL)
   return compose(
     model,
     client_state=persist_local,
     work=[
       Interleaved(
         (
-          partial_training.trained(training, train=train),
-          dataclasses.replace(
+          training,
+          changed(
             training,
-            train=train,
             optimizer=sgd(1.0),
             rate_factor=_growth,
             terms=(regularizers,),

@@ -12,8 +12,6 @@ unused; TFF's own `build_fed_recon` counts the examples of the steps taken.
 Otherwise the two give the same weights.
 """
 
-import dataclasses
-
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial.client_state import stateless
@@ -21,6 +19,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -65,7 +64,7 @@ def build_fed_recon(
     CompositionError, PhaseError: If the arguments do not fit together.
   """
   support, query = split or splits.halves()
-  solve = dataclasses.replace(
+  solve = changed(
     phases.placed(reconstruct, support), train=(LOCAL,), measured=False
   )
   update = update or Phase(batch_size=solve.batch_size)
@@ -74,7 +73,7 @@ def build_fed_recon(
     client_state=stateless,
     work=[
       solve,
-      dataclasses.replace(
+      changed(
         phases.placed(update, query),
         train=(GLOBAL, LOCAL) if joint else (GLOBAL,),
         measured=True,
@@ -145,7 +144,7 @@ def build_fed_recon_fine_tuning_eval(
     model,
     client_state=stateless,
     before=[
-      dataclasses.replace(phase, train=(tier,), measured=False)
+      changed(phase, train=(tier,), measured=False)
       for phase, tier in ((personalise, LOCAL), (tune, GLOBAL))
     ],
     split=split,

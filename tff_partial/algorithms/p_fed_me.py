@@ -10,8 +10,6 @@ run until a given accuracy, as in the authors' code; only sampled clients train;
 clients are weighted by their examples unless `client_weighting` says otherwise.
 """
 
-import dataclasses
-
 from absl import logging
 
 from tff_partial import evaluation
@@ -19,10 +17,12 @@ from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 from tff_partial.terms import moreau
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import PERSONAL
@@ -63,7 +63,8 @@ def build_p_fed_me(
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
-  factor = 1.0 if callable(personal.rate_factor) else personal.rate_factor
+  solve = partial_training.trained(personal, moreau(penalty), train=(PERSONAL,))
+  factor = 1.0 if callable(solve.rate_factor) else solve.rate_factor
   if factor * client_learning_rate * penalty > 1.0:
     logging.warning(
       'pFedMe: client_learning_rate=%g times rate_factor=%g and penalty=%g is '
@@ -72,17 +73,14 @@ def build_p_fed_me(
       factor,
       penalty,
     )
-  terms = (*personal.terms, moreau(penalty))
   return compose(
     model,
     work=[
       Interleaved(
         (
-          dataclasses.replace(
-            personal, train=(PERSONAL,), terms=terms, measured=True
-          ),
-          dataclasses.replace(
-            personal,
+          solve,
+          changed(
+            solve,
             train=(GLOBAL,),
             optimizer=sgd(client_learning_rate),
             steps_per_batch=1,

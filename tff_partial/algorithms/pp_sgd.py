@@ -10,7 +10,6 @@ and remember v, which is zero at first.
 """
 
 import collections
-import dataclasses
 
 import tensorflow as tf
 
@@ -21,6 +20,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -65,7 +65,7 @@ def build_pp_sgd(
     model,
     client_state=_CLIENT_STATE,
     work=[
-      dataclasses.replace(
+      changed(
         training, train=(GLOBAL, PERSONAL), weights_fn=_added, measured=True
       )
     ],

@@ -43,15 +43,6 @@ def instead_of(given: Any) -> str:
   )
 
 
-def refuse_alone(given: Any, error: type[Exception]) -> None:
-  """Raise `error` for an optimizer where a phase of training is expected."""
-  if isinstance(given, tff.learning.optimizers.Optimizer):
-    raise error(
-      f'A phase of training is expected, found the optimizer {in_words(given)} '
-      'alone. Pass `Phase(optimizer=...)`.'
-    )
-
-
 def is_plain_descent(optimizer: Optimizer) -> bool:
   """Return True if a step is just `weights - learning_rate * gradients`.
 

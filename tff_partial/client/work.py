@@ -8,7 +8,6 @@ from tff_partial import contexts
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial import tiers
-from tff_partial.arguments import spelling
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.solvers import affine
@@ -114,9 +113,11 @@ def check(work: phases.Work, model: models.PartialModel) -> None:
   """
   _check_groups(work, model)
   for part in work:
-    if not isinstance(part, phases.Phase | phases.Interleaved):
+    if isinstance(
+      part, groups.Assign | contexts.Compute | contexts.OverwriteWeights
+    ):
       continue
-    first, *others = phases.interleaved_phases(part)
+    first, *others = map(phases.changed, phases.interleaved_phases(part))
     if others and any(phase.exact for phase in (first, *others)):
       raise phases.PhaseError(
         'A phase that solves exactly has no batches, so that phases cannot '
@@ -130,8 +131,6 @@ def check(work: phases.Work, model: models.PartialModel) -> None:
             f'{getattr(first, name)} and {getattr(other, name)}.'
           )
   for phase in phases.all_phases(work):
-    half = 'one part of a split, such as `splits.halves().support`'
-    spelling.check_kind('on', phase.on, splits.Part, half, phases.PhaseError)
     if phase.loss is not None:
       model.check_loss(phase.loss)
     names = [

@@ -29,7 +29,9 @@ def work(
 
 def placed(part: Any, on: splits.Part) -> Any:
   """Return what an assignment does, on other examples if it is on all."""
-  return phases.placed(part, on) if part.on is splits.everything() else part
+  everything = splits.everything()
+  is_free = getattr(part, 'on', everything) is everything
+  return phases.placed(part, on) if is_free else part
 
 
 def build_evaluation(

@@ -6,12 +6,10 @@ part of a model that is local, and in their treatment of new clients.
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 from typing import Any
 
 from tff_partial import evaluation
 from tff_partial import phases
-from tff_partial.arguments import optimizers
 from tff_partial.client_state import persist_local
 from tff_partial.client_state import persist_personal
 from tff_partial.client_statistics import Statistic
@@ -19,6 +17,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import Term
@@ -43,9 +42,8 @@ def trained(
     *terms: The losses.
     train: The tiers.
   """
-  optimizers.refuse_alone(training, phases.PhaseError)
-  terms = (*training.terms, *terms)
-  return dataclasses.replace(training, train=train, terms=terms, measured=True)
+  terms = (*changed(training).terms, *terms)
+  return changed(training, train=train, terms=terms, measured=True)
 
 
 def together(
@@ -60,11 +58,9 @@ def together(
     other: The second phase, or None.
     *defaults: What they are if they are not given, but for the examples.
   """
-  for phase in (one, other):
-    optimizers.refuse_alone(phase, phases.PhaseError)
-  given = one or other or Phase()
+  given = changed(one or other or Phase())
   return tuple(
-    phase or dataclasses.replace(default, on=given.on)
+    changed(phase or changed(default, on=given.on))
     for phase, default in zip((one, other), defaults, strict=True)
   )
 
@@ -144,21 +140,18 @@ def exact_first(training: Phase, **settings: Any) -> list[Phase]:
   Returns:
     A phase of what is solved for, if any, and one of the rest.
   """
-  optimizers.refuse_alone(training, phases.PhaseError)
-  of_tiers = training.optimizer
+  of_tiers = changed(training).optimizer
   train = settings.get('train', training.train)
   if not isinstance(of_tiers, Mapping):
-    return [dataclasses.replace(training, **settings)]
+    return [changed(training, **settings)]
   solved = tuple(t for t in train if isinstance(of_tiers.get(t), Exact))
   rest = tuple(t for t in train if t not in solved)
-  by_steps = dataclasses.replace(training, **{**settings, 'train': rest})
+  by_steps = changed(training, **{**settings, 'train': rest})
   schedule = {
     name: getattr(Phase, name) for name in (*phases.SCHEDULE[1:], *_STEPS)
   }
   exact = [
-    dataclasses.replace(
-      by_steps, train=(tier,), optimizer=of_tiers[tier], **schedule
-    )
+    changed(by_steps, train=(tier,), optimizer=of_tiers[tier], **schedule)
     for tier in solved
   ]
   return [*exact, by_steps]
@@ -196,8 +189,8 @@ def build_alternating(
     model,
     client_state=persist_local,
     work=[
-      dataclasses.replace(personal, train=(LOCAL,)),
-      dataclasses.replace(shared, train=(GLOBAL,), measured=True),
+      changed(personal, train=(LOCAL,)),
+      changed(shared, train=(GLOBAL,), measured=True),
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizer,
