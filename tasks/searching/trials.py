@@ -169,6 +169,7 @@ def _open(plan: plans.Plan, study: Any, number: int) -> Any:
   begun = study.trials[number:]
   if begun:
     trial = plans.optuna().trial.Trial(study, begun[0]._trial_id)
+    trial.set_user_attr(WHY, None)  # It may have failed before.
   else:
     trial = study.ask()
   for flag, suggest in plan.parameters.items():
@@ -263,7 +264,8 @@ def _measure(
 def has_failed(trial: Any) -> bool:
   """Return True if a trial's values did not fit together, or its run failed."""
   is_open = trial.state.name == 'RUNNING'
-  return trial.state.name == 'FAIL' or (is_open and WHY in trial.user_attrs)
+  has_reason = trial.user_attrs.get(WHY) is not None
+  return trial.state.name == 'FAIL' or (is_open and has_reason)
 
 
 def folder(root: pathlib.Path, number: int) -> pathlib.Path:

@@ -251,7 +251,12 @@ def test_runs_that_diverge_or_fail_are_noted(tmp_path):
   train.status = 1
   study = trials.run(_plan(trials=2), tmp_path / 'failed', train)
   assert list(reporting.frame(study)['state']) == ['failed', 'failed']
-  # The disk was full, and is not any more.
+  # The disk was full, and is not any more; but first the search is killed.
+  train.status = 128 + signal.SIGTERM
+  with pytest.raises(OptionError, match='interrupted'):
+    trials.run(_plan(trials=2), tmp_path / 'failed', train)
+  table = reporting.frame(trials.load(tmp_path / 'failed'))
+  assert list(table['state']) == ['unfinished', 'failed']
   train.status = 0
   study = trials.run(_plan(trials=2), tmp_path / 'failed', train)
   assert list(reporting.frame(study)['state']) == ['finished', 'ended early']
