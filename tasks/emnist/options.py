@@ -44,7 +44,10 @@ class EmnistOptions(TaskOptions):
   max_examples: int | None = shared.max_examples(None)
   model: str = shared.model(LINEAR, choices=MODELS)
   num_groups: int = option(
-    5, 'Copies of the model, for ifca and fed_em.', at_least=2
+    5,
+    'Copies of the model, for ifca and fed_em; or of its head, for ifca_head '
+    'and fed_em_head.',
+    at_least=2,
   )
 
   def __post_init__(self) -> None:

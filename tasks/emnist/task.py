@@ -85,7 +85,9 @@ class Emnist(task.MeasuredByProtocol):
     options, images = self._options, self.images
     if user not in (task.GROUPS, task.GROUP_HEADS):
       options.refuse_set(
-        ('num_groups',), 'only ifca and fed_em have copies. Leave it out.'
+        ('num_groups',),
+        'only ifca, ifca_head, fed_em and fed_em_head have copies. Leave it '
+        'out.',
       )
     build = functools.partial(
       emnist_models.build_classifier,
