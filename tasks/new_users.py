@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 _FILE, _PICTURE = 'new_users.csv', 'new_users.png'
 _WHO, _SUPPORT = 'who', 'support'
 _SIZE = re.compile('[0-9]{1,9}')
+# The field of a task's options, and its flag.
+_HELD_OUT = {
+  'protocol': '--protocol=unseen',
+  'held_out_share': '--held_out_share=0.2',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,14 @@ def _evaluation(
   return trainable.evaluation(tasks_lib.EvaluationClients(part, False, split))
 
 
+def _advice(task: Options) -> str:
+  """Return what holds users out, among a task's options."""
+  for name, flag in _HELD_OUT.items():
+    if hasattr(task, name):
+      return f'Train with {flag}.'
+  return 'No option of its task holds users out.'
+
+
 def main(config: Config, output: Output, asked: Support) -> None:
   """Write the table and the figure."""
   import pandas as pd
@@ -89,8 +102,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
     if not new:
       raise OptionError(
         f'--output_dir={output.output_dir}: all users of this run took part in '
-        'training. Train with --protocol=unseen, or hold users out '
-        '(--held_out_share).'
+        f'training. {_advice(config.task)}'
       )
     for name, who in new.items():
       build = functools.partial(_evaluation, trainable, who.part)

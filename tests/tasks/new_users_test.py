@@ -70,7 +70,10 @@ def test_the_users_of_the_test_are_measured(folders):
 @pytest.mark.parametrize(
   'run, flag, said',
   [
-    ('seen', '--support=1', 'all users of this run took part in training'),
+    (
+      *('seen', '--support=1'),
+      'all users of this run took part in training. Train with --protocol=un',
+    ),
     ('ratings', '--support=1,x', '--support=1,x: expected numbers from 0'),
     ('ratings', '--support=-1', 'expected numbers from 0'),
     ('ratings', '--after=3', '--after=3: --support has 10 examples'),
