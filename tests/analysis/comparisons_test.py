@@ -239,6 +239,26 @@ def test_a_process_that_should_measure_is_refused_before_training() -> None:
 
 
 @pytest.mark.slow
+def test_a_run_whose_test_loses_most_clients_has_diverged() -> None:
+  """The mean over the few that are left would be of other clients."""
+
+  def tuned(model):
+    phase = Phase(optimizer=sgd(1e3), epochs=60)
+    return algorithms.build_fine_tuning_eval(model, personalise=phase)
+
+  found = tff_partial.compare(
+    {'too fast': _method(algorithms.build_fed_avg, tuned)},
+    _pack,
+    rounds=1,
+    clients_per_round=4,
+    seeds=[0],
+    **_LOSS,
+  )
+  assert found.runs['diverged'].all() and found.runs['loss'].isna().all()
+  assert found.clients.empty
+
+
+@pytest.mark.slow
 def test_clients_are_tested_with_the_seed_of_the_run() -> None:
   found, process, evaluation = _one_method()
   clients = tff_partial.pack(_DATA, evaluation.example_spec)

@@ -185,12 +185,11 @@ def _slug(name: str) -> str:
 def _costs(
   result: programs.TrainingResult, data: cohorts.ClientSource
 ) -> dict[str, Any]:
-  """Return how a run ended, and bytes and seconds of a round."""
+  """Return the best round of a run, and bytes and seconds of a round."""
   sent = communication(result.process, data)
   is_whole = 'upload_not_counted' not in sent  # Drafts are not.
   up = sent.get('upload_bytes_by_rows', sent['upload_bytes'])
   return {
-    'diverged': result.diverged,
     'best_round': result.best_round,
     'download_bytes': sent['download_bytes'],
     'upload_bytes': up if is_whole else np.nan,
@@ -210,8 +209,9 @@ def _tested(
   seed: int,
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
   """Return a run's test metric with its examples, and clients' metrics."""
+  lost = {metric: np.nan, 'num_examples': np.nan, 'diverged': True}
   if result.diverged:
-    return {metric: np.nan, 'num_examples': np.nan}, {metric: []}
+    return lost, {metric: []}
   if test is None:
     tested = programs.EvaluationSet(measure, data, not measure.is_stateless)
   else:
@@ -220,5 +220,10 @@ def _tested(
   measured = evaluation_sets.evaluate(
     tested, result, seed=seed, on_clients=found.update
   )
+  # Without validation only the test may show weights that exploded.
+  size = evaluation_lib.num_measured(measured)
+  if size and selection.StoppingRule().has_diverged(measured, None, size):
+    return lost, {metric: []}
   kept = {name: measured.get(name) for name in (metric, 'num_examples')}
+  kept['diverged'] = False
   return kept, found or {metric: []}  # Maybe no client was measured.
