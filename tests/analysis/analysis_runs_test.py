@@ -151,6 +151,21 @@ def test_markdown_marks_what_was_lost(sweep):
   ]
 
 
+def test_the_result_of_fewer_rounds_is_in_no_mean(tmp_path):
+  """A sweep was given more rounds, and killed in its last runs."""
+  for seed, rounds, ended_by in ((0, 9, None), (1, 4, None), (2, 4, 'stopping')):
+    more = {'rounds': rounds, 'ended_by': ended_by}
+    of_run = {'seed': seed, 'rmse': float(rounds), 'more': more}
+    folder = folders.write(tmp_path, f's{seed}', **of_run)
+    with (folder / 'flags.txt').open('a') as file:
+      file.write('--rounds=9\n')
+  table = tables.gather(_settings(tmp_path))
+  assert table.frame[['seeds', 'unfinished', 'rmse']].to_numpy().tolist() == [
+    [2, 1, 6.5]
+  ]
+  assert [run.name for run in table.lost] == ['s1']
+
+
 def test_csv_holds_the_same_numbers(sweep, tmp_path):
   table = tables.gather(_settings(sweep))
   path = tmp_path / 'table.csv'

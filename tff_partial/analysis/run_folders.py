@@ -50,7 +50,8 @@ class RunFolder:
     folder: Its output folder.
     name: The folder's path below the one that was searched.
     flags: The flags that were set, by name.
-    result: Its result, or None if it has not ended.
+    result: Its result, or None if it has none. A run that was asked for more
+      rounds has its former result until it ends.
     failure: Why it failed in a sweep; None if it did not.
   """
 
@@ -63,9 +64,23 @@ class RunFolder:
   @property
   def state(self) -> str:
     """The state of the run: DONE, or one of LOST."""
-    if self.result is None:
+    result = self.result
+    if result is not None and result.get('diverged'):
+      return DIVERGED
+    if result is None or self._goes_on(result):
       return UNFINISHED if self.failure is None else FAILED
-    return DIVERGED if self.result.get('diverged') else DONE
+    return DONE
+
+  def _goes_on(self, result: Mapping[str, Any]) -> bool:
+    """Return True if a result is of fewer rounds than the flags now ask for."""
+    rounds, asked = result.get('rounds'), self.flags.get('rounds', '')
+    # Runs of older versions do not say whether they ended early.
+    return (
+      isinstance(rounds, int)
+      and asked.isdecimal()
+      and rounds < int(asked)
+      and not result.get('ended_by', True)
+    )
 
   @property
   def data(self) -> str | None:
