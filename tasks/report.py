@@ -138,9 +138,9 @@ def main(report: Report) -> None:
   settings = analysis.run_folders.settings(runs, report.by)
   table = tables.gather(settings, of=report.of, metrics=report.metrics)
   text = table.to_markdown()
-  if failed := analysis.run_folders.find_failed(report.sweep_dir):
+  if absent := analysis.run_folders.find_absent(report.sweep_dir):
     title = [] if table.lost else ['', 'In no mean:', '']
-    text = '\n'.join([text, *title, *map(tables.lost_line, failed)])
+    text = '\n'.join([text, *title, *map(tables.lost_line, absent)])
   print(text)
   for line in (*_spent(settings), *_unlike(settings)):
     print(line)

@@ -200,9 +200,9 @@ def _without_effect(arguments: Sequence[str]) -> frozenset[str]:
 
 
 def _run(binary: str, *arguments: str) -> int:
-  """Run a binary in a new process, and return its exit status."""
+  """Run a binary in a process that ends with this one; return its status."""
   command = [sys.executable, '-m', binary, *arguments]
-  environment = {**os.environ, command_line.OF_SWEEP: 'true'}
+  environment = {**os.environ, command_line.OF_SWEEP: str(os.getpid())}
   return subprocess.run(command, check=False, env=environment).returncode
 
 
@@ -218,6 +218,11 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
     raise OptionError(
       f'--recipes={",".join(sweep.recipes)}: a search is of one recipe. '
       'Search each in a folder of its own.'
+    )
+  if (root / analysis.run_folders.FAILED_FILE).exists():
+    raise OptionError(
+      f'--sweep_dir={root}: the folder holds the runs of a grid, which the '
+      'report of a search leaves out. Choose another one.'
     )
   arguments = [f'--recipe={name}' for name in sweep.recipes]
   plan = plans.make(search, [*arguments, *_passed_on])
@@ -325,7 +330,6 @@ def _refused(
 
 def _note_failed(root: pathlib.Path, failed: Mapping[str, str]) -> None:
   """Write which runs of the sweep failed so far, and why."""
-  root.mkdir(parents=True, exist_ok=True)
   lines = [f'{n}\t{" ".join(why.split())}\n' for n, why in failed.items()]
   write_whole(root / analysis.run_folders.FAILED_FILE, ''.join(lines))
 
@@ -347,6 +351,34 @@ def main(sweep: Sweep, search: plans.Search) -> None:
     recipes.path(name)
   todo = planned(sweep.recipes, sweep.grid, _passed_on)
   failed = _refused(todo, [*sweep.grid, *_passed_on])
+  # Slow, since they import TensorFlow.
+  from tasks.searching import trials
+  from tff_partial.training import files
+
+  if (root / trials.JOURNAL).exists():
+    raise OptionError(
+      f'--sweep_dir={root}: the folder holds a search, whose report leaves '
+      'other runs out. Choose another one.'
+    )
+  root.mkdir(parents=True, exist_ok=True)
+  lock = files.locked(root)
+  try:
+    _train_all(todo, failed, root)
+  finally:
+    os.close(lock)
+  if failed:
+    raise OptionError(
+      f'{len(failed)} of {len(todo)} runs failed, their messages are above: '
+      f'{", ".join(str(root / name) for name in failed)}.'
+    )
+
+
+def _train_all(
+  todo: Mapping[str, Sequence[str]], failed: dict[str, str], root: pathlib.Path
+) -> None:
+  """Train the runs that are not refused, note which fail, and report."""
+  planned_file = root / analysis.run_folders.PLANNED_FILE
+  write_whole(planned_file, ''.join(f'{name}\n' for name in todo))
   _note_failed(root, failed)
   for number, (name, arguments) in enumerate(todo.items(), 1):
     if name in failed:
@@ -354,17 +386,11 @@ def main(sweep: Sweep, search: plans.Search) -> None:
     folder = root / name
     print(f'[{number}/{len(todo)}] {folder}', flush=True)
     status = _run('tasks.train', *arguments, f'--output_dir={folder}')
-    result = Folder(str(folder)).read_result()
-    if status and not (result and result['diverged']):
+    if status and not Folder(str(folder)).has_diverged:
       failed[name] = f'exit status {status}, see its messages'
       _note_failed(root, failed)
   if len(failed) < len(todo):
     _run('tasks.report', f'--sweep_dir={root}')
-  if failed:
-    raise OptionError(
-      f'{len(failed)} of {len(todo)} runs failed, their messages are above: '
-      f'{", ".join(str(root / name) for name in failed)}.'
-    )
 
 
 PROGRAM = Program(main, (Sweep(), plans.Search()), take_rest)

@@ -97,6 +97,7 @@ def run(plan: plans.Plan, root: pathlib.Path, train: Train) -> Any:
   root.mkdir(parents=True, exist_ok=True)
   lock = files.locked(root)
   try:
+    _mend_journal(root / JOURNAL)
     study = load(root, plan)
     ended = [trial.state.is_finished() for trial in study.trials]
     for number in range(plan.search.trials):
@@ -105,6 +106,20 @@ def run(plan: plans.Plan, root: pathlib.Path, train: Train) -> Any:
   finally:
     os.close(lock)
   return study
+
+
+def _mend_journal(path: pathlib.Path) -> None:
+  """Remove what a kill or a full disk left of the last write of a journal.
+
+  Optuna would append to half a line, and then read neither; and may wait for a
+  lock of its own without end, while `files.locked` already excludes others.
+  """
+  path.with_name(f'{path.name}.lock').unlink(missing_ok=True)
+  if path.exists():
+    written = path.read_bytes()
+    whole = written.rfind(b'\n') + 1
+    if written[whole:].startswith(b'{'):
+      os.truncate(path, whole)
 
 
 def _arguments(plan: plans.Plan, chosen: Mapping[str, Any]) -> list[str]:

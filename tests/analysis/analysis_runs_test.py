@@ -153,7 +153,11 @@ def test_markdown_marks_what_was_lost(sweep):
 
 def test_the_result_of_fewer_rounds_is_in_no_mean(tmp_path):
   """A sweep was given more rounds, and killed in its last runs."""
-  for seed, rounds, ended_by in ((0, 9, None), (1, 4, None), (2, 4, 'stopping')):
+  for seed, rounds, ended_by in (
+    (0, 9, None),
+    (1, 4, None),
+    (2, 4, 'stopping'),
+  ):
     more = {'rounds': rounds, 'ended_by': ended_by}
     of_run = {'seed': seed, 'rmse': float(rounds), 'more': more}
     folder = folders.write(tmp_path, f's{seed}', **of_run)

@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import signal
 import sys
+import time
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ from tasks.searching import trials
 from tests.support import commands
 from tests.support import run_folders
 from tests.support.commands import run_here
+from tff_partial.training import files
 
 _RATE = 'update_learning_rate'
 _BASE = ('--data=synthetic', '--rounds=90', '--evaluate_every=10')
@@ -213,6 +215,19 @@ def test_a_kill_before_a_decision_changes_nothing(tmp_path, monkeypatch):
       trials.run(plan, tmp_path / 'killed', Trainer())
   study = trials.run(plan, tmp_path / 'killed', Trainer())
   assert _tried(study) == expected
+
+
+def test_half_a_line_of_a_journal_was_never_written(tmp_path, monkeypatch):
+  plan = _plan(trials=3)
+  expected = _tried(trials.run(plan, tmp_path / 'whole', Trainer()))
+  monkeypatch.chdir(tmp_path)
+  trials.run(_plan(trials=1), pathlib.Path('full'), Trainer())
+  with open('full/search.journal', 'a') as journal:
+    journal.write('{"op_code":4,"wor')
+  # The killed owner of this lock cannot remove it.
+  os.symlink('full/search.journal', 'full/search.journal.lock')
+  study = trials.run(plan, pathlib.Path('full'), Trainer())
+  assert _tried(study) == _tried(trials.load(pathlib.Path('full'))) == expected
 
 
 def test_more_trials_go_on(tmp_path):
@@ -531,6 +546,45 @@ def test_which_runs_failed_is_written_as_soon_as_it_is_known(
   assert written == ['', failed, failed]
 
 
+def _seeds(folder: pathlib.Path) -> commands.Outcome:
+  """Sweep over two seeds."""
+  here = f'--sweep_dir={folder}', '--grid=seed=0,1'
+  return run_here('sweep', *here, '--', '--data=synthetic')
+
+
+def test_the_report_of_half_a_sweep_says_what_is_missing(tmp_path, monkeypatch):
+  monkeypatch.setattr(sweep, '_run', mock.Mock(side_effect=[0, Killed]))
+  with pytest.raises(Killed):
+    _seeds(tmp_path)
+  run_folders.write(tmp_path, 'seed=0')
+  report.main(report.Report(sweep_dir=(str(tmp_path),)))
+  table = (tmp_path / 'table.md').read_text()
+  assert table.endswith(f'In no mean:\n\n- {tmp_path / "seed=1"}: unfinished\n')
+
+
+def test_a_damaged_result_does_not_end_a_sweep(tmp_path, monkeypatch):
+  (tmp_path / 'seed=0').mkdir()
+  (tmp_path / 'seed=0' / 'result.json').write_text('{"rounds')
+  trained = mock.Mock(side_effect=[1, 0, 0])
+  monkeypatch.setattr(sweep, '_run', trained)
+  commands.is_for_users(_seeds(tmp_path), '1 of 2 runs failed', 'seed=0.')
+  assert trained.call_count == 3
+
+
+def test_a_folder_of_runs_is_of_one_sweep_or_search(tmp_path, monkeypatch):
+  monkeypatch.setattr(sweep, '_run', lambda *_: 0)
+  grid, searched = tmp_path / 'grid', tmp_path / 'searched'
+  assert _seeds(grid).status == 0
+  lock = files.locked(grid)
+  commands.is_for_users(_seeds(grid), f'{grid}: another process is training')
+  os.close(lock)
+  trials.run(_plan(trials=1), searched, Trainer())
+  commands.is_for_users(_seeds(searched), f'{searched}: the folder holds a sea')
+  here = f'--sweep_dir={grid}', f'--search={_RATE}=log:0.1:1', '--', *_BASE
+  commands.is_for_users(run_here('sweep', *here), f'{grid}: the folder holds')
+  assert not (grid / trials.JOURNAL).exists()
+
+
 def test_flags_of_the_runs_of_a_sweep_follow_two_dashes(tmp_path):
   flags = tmp_path / 'a.flags'
   flags.write_text('--task=movielens\n')
@@ -568,6 +622,18 @@ def _command(folder: pathlib.Path) -> list[str]:
     *('--first_rung=2', f'--search={_RATE}=log:0.01:1'),
     *('--', *commands.SMALL, '--set=tensorboard=false'),
   )
+
+
+@pytest.mark.slow
+def test_no_run_outlives_its_killed_sweep(tmp_path):
+  folder = f'--sweep_dir={tmp_path}'
+  long = '--grid=seed=0', '--', *commands.SMALL, '--rounds=1000000'
+  with commands.started(commands.command('sweep', folder, *long)) as program:
+    patience = time.monotonic() + 600
+    while not (tmp_path / 'seed=0').exists() and time.monotonic() < patience:
+      time.sleep(0.1)
+    program.process.kill()
+    assert (tmp_path / 'seed=0').exists() and program.all_ended(5)
 
 
 @pytest.mark.slow

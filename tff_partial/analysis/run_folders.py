@@ -21,6 +21,8 @@ RESULT_FILE = 'result.json'
 # In the folder of a sweep: lines of the folder of a run that failed, a tab, and
 # the reason.
 FAILED_FILE = 'failed.txt'
+# There, too: a line for each run of the sweep, with the name of its folder.
+PLANNED_FILE = 'planned.txt'
 
 # States of a run. Only runs that are done count in means.
 DONE, DIVERGED, UNFINISHED = 'done', 'diverged', 'unfinished'
@@ -188,22 +190,28 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
   return list(found.values())
 
 
-def find_failed(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
-  """Find the runs that failed before they wrote anything."""
-  return [
-    RunFolder(root / name, name, {}, None, why)
-    for root in map(pathlib.Path, folders)
-    for name, why in _failures(root).items()
-    if not (root / name / FLAGS_FILE).exists()
-  ]
+def find_absent(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
+  """Find the runs of sweeps that failed or ended before they wrote anything."""
+  found = []
+  for root in map(pathlib.Path, folders):
+    failures = _failures(root)
+    for name in dict.fromkeys((*_lines(root / PLANNED_FILE), *failures)):
+      if not (root / name / FLAGS_FILE).exists():
+        found.append(RunFolder(root / name, name, {}, None, failures.get(name)))
+  return found
 
 
 def _failures(root: pathlib.Path) -> dict[str, str]:
   """Return the folders of runs that failed in a sweep, with the reasons."""
-  path = root / FAILED_FILE
-  text = path.read_text(encoding='utf-8') if path.exists() else ''
-  lines = (line.partition('\t') for line in text.splitlines())
+  lines = (line.partition('\t') for line in _lines(root / FAILED_FILE))
   return {name: why for name, _, why in lines}
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+  """Return the lines of a file of a sweep; none if there is no such file."""
+  if not path.exists():
+    return []
+  return path.read_text(encoding='utf-8', errors='replace').splitlines()
 
 
 def _read(folder: pathlib.Path, root: pathlib.Path) -> RunFolder:

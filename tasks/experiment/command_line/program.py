@@ -5,6 +5,7 @@ process outlives them.
 """
 
 from collections.abc import Callable, Sequence
+import ctypes
 import dataclasses
 import errno
 import logging as python_logging
@@ -15,9 +16,11 @@ from typing import Any
 
 from absl import app
 from absl import logging
+import psutil
 
 from tasks.experiment.command_line import flags
 from tasks.experiment.command_line.arguments import expand
+from tasks.experiment.command_line.arguments import OF_SWEEP
 from tasks.options import Options
 from tff_partial import errors
 from tff_partial_programs import recipes
@@ -40,6 +43,7 @@ class Program:
 
   def run(self) -> None:
     """Run the program on the command line of this process, and exit."""
+    _end_with_sweep()
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
       sys.exit(_guarded(self._start))
@@ -96,6 +100,21 @@ def _guarded(work: Callable[[], int | None]) -> int | None:
     return _say_interrupted(signal.SIGTERM)
   print(f'error: {message}', file=sys.stderr)
   return 1
+
+
+def _end_with_sweep() -> None:
+  """Have the kernel end this process if the sweep that started it is killed."""
+  sweep = os.environ.get(OF_SWEEP)
+  if sweep is None:
+    return
+  if sys.platform == 'linux' and os.getppid() == int(sweep):
+    kill = ctypes.c_ulong(signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, kill)
+  if not psutil.pid_exists(int(sweep)):
+    sys.exit(128 + signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
 
 
 class _Terminated(SystemExit):

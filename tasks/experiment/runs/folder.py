@@ -190,6 +190,15 @@ class Folder:
       )
     return result
 
+  @property
+  def has_diverged(self) -> bool:
+    """True if the folder holds the result of a run that diverged."""
+    try:
+      result = self.read_result()
+    except OptionError:
+      return False
+    return bool(result and result['diverged'])
+
 
 def _is_result(value: Any) -> bool:
   """Return True if a JSON value has all fields of a result that are shown."""
