@@ -247,19 +247,20 @@ def _claim(
   folder: Folder, config: Config, output: Output
 ) -> dict[str, Any] | None:
   """Lock a folder; return the result if the whole run is in it."""
-  folder.claim(
-    {**config.flags(), **output.flags()},
-    config.may_change() | output.may_change(),
-  )
+  values = {**config.flags(), **output.flags()}
+  may_change = config.may_change() | output.may_change()
+  folder.take()
+  folder.check(values, may_change)
   done = folder.read_result()
-  if done is None:
-    return None
-  if done['rounds'] > config.loop.rounds:
+  if done is not None and done['rounds'] > config.loop.rounds:
     raise OptionError(
       f'--rounds={config.loop.rounds}: {folder.path} holds a run of '
       f'{done["rounds"]} rounds. Ask for as many or more, or choose another '
       '--output_dir.'
     )
+  folder.claim(values, may_change)
+  if done is None:
+    return None
   is_whole = (
     done['diverged']
     or done['rounds'] == config.loop.rounds

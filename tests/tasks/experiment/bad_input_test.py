@@ -9,6 +9,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from tasks.experiment.command_line.arguments import parse
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
 from tasks.experiment.runs.folder import Folder
@@ -232,6 +233,20 @@ def test_other_flags_than_those_of_the_run(copy):
   )
   assert '--rounds' not in outcome.errors
   assert commands.files(copy) == before
+
+
+def test_fewer_rounds_than_are_done(tmp_path):
+  # Reports and other programs would take the new number for that of the result.
+  config, output = parse(commands.SMALL), Output(output_dir=str(tmp_path))
+  Folder(str(tmp_path)).claim({**config.flags(), **output.flags()}, set())
+  test = {'test': {'unseen': {'loss': 1.0}}}
+  done = {'rounds': 6, 'diverged': False, 'train': {}, **test}
+  done = {**done, 'validation': {'loss': 1.0}, 'best': {'round': None, **test}}
+  Folder(str(tmp_path)).write_result(done)
+  before = commands.files(tmp_path)
+  outcome = train_small(tmp_path, '--rounds=5')
+  is_for_users(outcome, '--rounds=5', f'{tmp_path} holds a run of 6 rounds')
+  assert commands.files(tmp_path) == before
 
 
 def test_a_folder_in_which_another_process_trains(tmp_path):
