@@ -86,10 +86,15 @@ def test_missing_and_damaged_folders_are_refused(tmp_path):
   with pytest.raises(AnalysisError, match='no run here or below'):
     _settings(tmp_path)
   folder = folders.write(tmp_path, 'a')
-  (folder / 'result.json').write_text('{"seed": 0,')
   said = 'result.json: not the result of a run'
-  with pytest.raises(AnalysisError, match=said):
-    _settings(tmp_path)
+  for text in (
+    '{"seed": 0,',
+    '{"test": {"unseen": null}}',
+    '{"test": {"unseen": {}}, "data": 3}',
+  ):
+    (folder / 'result.json').write_text(text)
+    with pytest.raises(AnalysisError, match=said):
+      _settings(tmp_path)
 
 
 # ---- tables ------------------------------------------------------------------

@@ -29,6 +29,9 @@ DONE, DIVERGED, UNFINISHED = 'done', 'diverged', 'unfinished'
 FAILED = 'failed'
 LOST = (DIVERGED, UNFINISHED, FAILED)
 
+# Parts of a result that may be missing.
+_PARTS = ('best', 'communication', 'data', 'privacy')
+
 # The name of a run's folder, for use like a flag that distinguishes runs.
 FOLDER = 'folder'
 # Flags that do not distinguish runs: seeds and divisions of the data make
@@ -229,6 +232,11 @@ def _read(folder: pathlib.Path, root: pathlib.Path) -> RunFolder:
       result = json.loads(path.read_text(encoding='utf-8'))
       if not isinstance(result['test'], dict):
         raise ValueError('it measures no test clients')
+      parts = [result.get(name) or {} for name in _PARTS]
+      if not all(
+        isinstance(p, dict) for p in (*result['test'].values(), *parts)
+      ):
+        raise ValueError('parts of it have no names')
     except (KeyError, RecursionError, TypeError, ValueError) as error:
       raise AnalysisError(
         f'{path}: not the result of a run ({error}). Delete this file and run '
