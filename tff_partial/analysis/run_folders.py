@@ -32,6 +32,12 @@ LOST = (DIVERGED, UNFINISHED, FAILED)
 # Parts of a result that may be missing.
 _PARTS = ('best', 'communication', 'data', 'privacy')
 
+# How to get a table back, which checkpoints hold, too.
+_WRITTEN_AGAIN = (
+  f'For a lost one, delete {RESULT_FILE} beside it, and run the training '
+  'command again: it writes both.'
+)
+
 # The name of a run's folder, for use like a flag that distinguishes runs.
 FOLDER = 'folder'
 # Flags that do not distinguish runs: seeds and divisions of the data make
@@ -133,7 +139,7 @@ class RunFolder:
     if not path.exists():
       raise AnalysisError(
         f'{path}: there is no table of rounds. Give a folder that a run wrote '
-        'to.'
+        f'to. {_WRITTEN_AGAIN}'
       )
     text = path.read_text(encoding='utf-8', errors='replace')
     # A run in progress may have written half a line.
@@ -143,8 +149,8 @@ class RunFolder:
       return frame.set_index(metrics_log.ROUND)
     except (KeyError, ValueError) as error:
       raise AnalysisError(
-        f'{path}: not a table with a row a round ({error}). Move it away, or '
-        'run the training command again.'
+        f'{path}: not a table with a row a round ({error}). Move it away. '
+        f'{_WRITTEN_AGAIN}'
       ) from error
 
 
