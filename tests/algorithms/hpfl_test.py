@@ -29,6 +29,7 @@ from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
 from tff_partial.data import packing
+from tff_partial.data import splits
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
@@ -36,6 +37,7 @@ from tff_partial.drafts import centers as drafts
 from tff_partial.drafts import row_means
 from tff_partial.errors import PrivacyError
 from tff_partial.errors import SettingError
+from tff_partial.errors import UserError
 from tff_partial.joins import row_aggregations
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -528,10 +530,18 @@ def test_row_means_keep_what_no_client_weighs(model):
       {'attributes': _KNOWN, 'drafts': None, 'threshold': float('nan')},
       'threshold: expected a finite number .* found nan',
     ),
+    (
+      {
+        'attributes': _KNOWN,
+        'drafts': None,
+        'training': Phase(on=splits.halves().query),
+      },
+      'Leave `on` out, or change `split`',
+    ),
   ],
 )
-def test_tables_of_another_kind_are_refused(model, options, message):
-  with pytest.raises(SettingError, match=message):
+def test_what_does_not_fit_hpfl_is_refused(model, options, message):
+  with pytest.raises(UserError, match=message):
     algorithms.build_hpfl(model, **options)
 
 

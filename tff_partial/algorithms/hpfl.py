@@ -60,6 +60,7 @@ from tff_partial.drafts.row_means import row_means
 from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
+from tff_partial.phases import placed
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
 from tff_partial.tiers import GLOBAL
@@ -164,7 +165,7 @@ def build_hpfl(
     work=[
       OverwriteWeights(sharing.revised),
       *partial_training.exact_first(
-        training, train=(PERSONAL, LOCAL), on=train_on, measured=True
+        placed(training, train_on), train=(PERSONAL, LOCAL), measured=True
       ),
       Compute(_RECORDS, sharing.records, on=train_on),
       Compute(_ACCURACY, sharing.accuracy, on=measure_on),
