@@ -90,13 +90,15 @@ def test_names_with_signs_stay_in_their_cell() -> None:
   assert f'{said}0.510' in found.to_latex()
 
 
-def test_a_diverged_run_is_in_no_mean() -> None:
+def test_a_run_without_a_number_is_in_no_mean_and_counted() -> None:
   found = _invented()
   lost = (found.runs['method'] == 'other') & (found.runs['seed'] == 2)
   found.runs.loc[lost, ['accuracy', 'diverged']] = [np.nan, True]
   row = found.table().loc['other']
   assert row['diverged'] == 1 and row['mean'] == pytest.approx(0.6055)
   assert '**0.605 ± 0.008** (1 diverged)' in found.to_markdown()
+  found.runs.loc[lost, 'diverged'] = False  # Such as the AUC of one class.
+  assert '**0.605 ± 0.008** (1 undefined)' in found.to_markdown()
 
 
 def test_curves_are_of_what_was_recorded_by_runs_that_did_not_diverge() -> None:

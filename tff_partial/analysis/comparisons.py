@@ -49,8 +49,8 @@ class Comparison:
       first method, a mean over pairs of one seed, and `p`, that of the paired t
       test; `worst_decile`, the mean over the tenth of clients that are worst
       off; `hurt`, the share of clients that are worse off than with the first
-      method; `diverged` runs, which are in no other column but these; bytes a
-      round, and seconds.
+      method; `diverged` runs, and those whose metric is `undefined`, which are
+      in no other column but these; bytes a round, and seconds.
     """
     methods = list(dict.fromkeys(self.runs['method']))
     rows = [self._row(method, methods[0]) for method in methods]
@@ -77,6 +77,7 @@ class Comparison:
       'worst_decile': self._worst(method),
       'hurt': np.nan if method == first else self._hurt(method, first),
       'diverged': int(own['diverged'].sum()),
+      'undefined': int((own[self.metric].isna() & ~own['diverged']).sum()),
       'download_bytes': own['download_bytes'].mean(),
       'upload_bytes': own['upload_bytes'].mean(),
       'seconds_round': own['seconds_round'].mean(),
@@ -122,8 +123,11 @@ class Comparison:
         mean += f' ± {number(row["std"])}'
       if method == best and mean:
         mean = bold.format(mean)
-      if row['diverged']:
-        mean = f'{mean} ({row["diverged"]:.0f} diverged)'.lstrip()
+      lost = [
+        f'{row[why]:.0f} {why}' for why in ('diverged', 'undefined') if row[why]
+      ]
+      if lost:
+        mean = f'{mean} ({", ".join(lost)})'.lstrip()
       p = f' (p = {number(row["p"], ".2g")})' if not np.isnan(row['p']) else ''
       rows.append(
         {
