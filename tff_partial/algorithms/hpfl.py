@@ -67,9 +67,8 @@ from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL
 
-_ACCURACY, _RECORDS = 'accuracy', 'records'
+_ACCURACY, _RECORDS, _THRESHOLD = 'accuracy', 'records', 'threshold'
 _ON_EACH, _ON_ALL, _TRAINED = 'on_each', 'on_all', 'trained'
-_THRESHOLD = 'threshold'
 # The weight of a client for thresholds, if they are joined with the update:
 # accuracies differ far more than public rows, and matter less.
 _LOW = 0.1
