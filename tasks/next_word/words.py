@@ -48,8 +48,7 @@ class Words:
       prints: Their fingerprints, uint64 `[words]`.
 
     Returns:
-      int32 `[words]`: 1 to V for words of the vocabulary, V + 1 to V + B for
-      others.
+      int32 `[words]`: 1 to V in the vocabulary, V + 1 to V + B outside.
     """
     known, numbers = self._sorted
     places = np.minimum(np.searchsorted(known, prints), len(known) - 1)
@@ -147,8 +146,7 @@ def choose(
   """
   if counts.empty:
     raise DataError(
-      f'{sentences.name}: users in training have no word to learn from. Give '
-      'more data.'
+      f'{sentences.name}: there is no word to learn from. Give more data.'
     )
   if len(counts) < size:
     logging.warning(

@@ -64,15 +64,12 @@ class NamedRatings(movielens_data.Ratings):
     place = bisect.bisect_left(self.user_names, user)
     if place < len(self.user_names) and self.user_names[place] == user:
       return place
-    meant = difflib.get_close_matches(user, self.user_names, 1)
+    hint = f'Users are called like {self.user_names[0]!r}.'
+    for meant in difflib.get_close_matches(user, self.user_names, 1):
+      hint = f'Did you mean {meant!r}?'
     raise OptionError(
       f'user: there is no user {user!r} among the {len(self.user_names):,} of '
-      f'{self.name} that are not left out. '
-      + (
-        f'Did you mean {meant[0]!r}?'
-        if meant
-        else f'Users are called like {self.user_names[0]!r}.'
-      )
+      f'{self.name} that are not left out. {hint}'
     )
 
 

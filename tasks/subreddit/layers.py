@@ -59,9 +59,8 @@ class FusedLSTM(recurrent.LSTMLayer):
     ).h
     if self.go_backwards:
       hidden = tf.reverse(hidden, [0])
-    return tf.ensure_shape(
-      tf.transpose(hidden, [1, 0, 2]), [None, inputs.shape[1], self.units]
-    )
+    by_text = tf.transpose(hidden, [1, 0, 2])
+    return tf.ensure_shape(by_text, [None, inputs.shape[1], self.units])
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -157,6 +156,5 @@ class NGrams(tf.keras.layers.Layer):
     for place in range(self.length):
       number = number * _HASH_FACTOR + before[:, place : place + time]
       number %= _HASH_MODULUS
-    return tf.where(
-      tf.equal(text, 0), 0, 1 + number % tf.constant(self.buckets - 1)
-    )
+    hashed = 1 + number % tf.constant(self.buckets - 1)
+    return tf.where(tf.equal(text, 0), 0, hashed)

@@ -120,20 +120,15 @@ def text_type(vocabulary_size: int) -> tf.DType:
 def _read(text: Any, vocabulary_size: int, sizes: DocumentSizes) -> Any:
   """Build the representation of a text from characters and LSTM."""
   layers = tf.keras.layers
-  places = [
-    layers.Embedding(
-      vocabulary_size, sizes.char_embedding, name='char_embedding'
-    )(text)
-  ]
+  size = sizes.char_embedding
+  embed = layers.Embedding(vocabulary_size, size, name='char_embedding')
+  places = [embed(text)]
   for length in sizes.ngram_lengths:
     ngrams = NGrams(length, sizes.ngram_buckets, name=f'ngrams_{length}')(text)
-    places.append(
-      layers.Embedding(
-        sizes.ngram_buckets,
-        sizes.char_embedding,
-        name=f'ngram_embedding_{length}',
-      )(ngrams)
+    embed = layers.Embedding(
+      sizes.ngram_buckets, size, name=f'ngram_embedding_{length}'
     )
+    places.append(embed(ngrams))
   said = places[0]
   if len(places) > 1:
     said = layers.Concatenate(name='embeddings')(places)

@@ -52,14 +52,10 @@ class DocumentSizes(Options):
     at_least=0,
   )
   place_dropout: float = detail(
-    0.0,
-    'Share of the characters of a text that are dropped in training.',
-    at_least=0,
+    0.0, "Share of a text's characters dropped in training.", at_least=0
   )
   dropout: float = detail(
-    0.0,
-    'Share of the features of a text that are dropped in training.',
-    at_least=0,
+    0.0, "Share of a text's features dropped in training.", at_least=0
   )
   mean_of_places: bool = detail(
     False, 'Add the mean of all embedded characters to the features of a text.'

@@ -154,10 +154,7 @@ def looked_up(
 
 def biases(inputs: dict[str, Any], sizes: InputSizes) -> Any:
   """Add the user's, the item's and the common bias."""
-  both = tf.keras.layers.Add(name='both_biases')(
-    [
-      looked_up(inputs, sizes, 1, 'user_bias', 'zeros'),
-      looked_up(inputs, sizes, 1, 'item_bias', 'zeros'),
-    ]
-  )
+  names = ('user_bias', 'item_bias')
+  found = [looked_up(inputs, sizes, 1, name, 'zeros') for name in names]
+  both = tf.keras.layers.Add(name='both_biases')(found)
   return CommonBias(name='common_bias')(both)

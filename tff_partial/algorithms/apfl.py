@@ -140,8 +140,7 @@ def build_apfl_eval(
 def _memory(mixture: float, adaptive: bool) -> client_state.ClientState:
   if not 0.0 <= mixture <= 1.0:
     raise SettingError(
-      f'mixture={mixture}: the share of the personal model lies between 0 and '
-      '1.'
+      f'mixture={mixture}: the personal share lies between 0 and 1.'
     )
   if not adaptive:
     return client_state.persist_personal

@@ -36,10 +36,8 @@ def mean_answers(
     AnalysisError: If a user or an attribute is beyond its number.
   """
   user, attributes, answer = map(np.asarray, (user, attributes, answer))
-  for what, ids, number in (
-    ('user', user, num_users),
-    ('attribute', attributes, num_attributes),
-  ):
+  known = {'user': (user, num_users), 'attribute': (attributes, num_attributes)}
+  for what, (ids, number) in known.items():
     if ids.size and ids.max() >= number:
       raise AnalysisError(
         f'mean_answers: {what} {ids.max()} is none of {number}, which are '
@@ -51,8 +49,7 @@ def mean_answers(
   size = num_users * num_attributes
   counts = np.bincount(cell, minlength=size)
   sums = np.bincount(cell, answer[record].astype(np.float64), minlength=size)
-  means = np.full(size, np.nan)
-  np.divide(sums, counts, out=means, where=counts > 0)
+  means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
   return means.reshape([num_users, num_attributes])
 
 
@@ -85,8 +82,7 @@ def degree_of_agreement(
     tie: What a pair with equal answers counts, 0 to 1.
 
   Returns:
-    DOA, from 0 to 1: the mean over the attributes that have pairs; NaN if there
-    is none, or h is not finite.
+    The mean over attributes with pairs, 0 to 1; NaN if none or h is not finite.
   """
   hidden, answers = (np.asarray(x, np.float64) for x in (hidden, answers))
   if not np.isfinite(hidden).all():

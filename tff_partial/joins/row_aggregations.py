@@ -71,12 +71,7 @@ class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
     """Create the process."""
     parts = value_type['parts']
     shape = [self._num_rows, *parts.shape[1:]]
-
-    @tff.tensorflow.computation
-    def zero() -> Any:
-      return tf.zeros(shape, parts.dtype)
-
-    total_type = zero.type_signature.result
+    total_type = tff.TensorType(parts.dtype, shape)
 
     @tff.tensorflow.computation(total_type, value_type)
     def accumulate(total: Any, sent: Any) -> Any:
@@ -88,6 +83,7 @@ class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
       return one + other
 
     report = tff.tensorflow.computation(lambda total: total, total_type)
+    zero = zeros_of(total_type)
     return accumulating(value_type, zero, accumulate, merge, report)
 
 
@@ -132,12 +128,6 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
         number=buffer['number'] + tf.reduce_sum(numbers),
       )
 
-    @tff.tensorflow.computation
-    def zero() -> Any:
-      return collections.OrderedDict(
-        rows=tf.zeros([capacity + 1, *rest], kind.dtype), number=tf.constant(0)
-      )
-
     @tff.tensorflow.computation(buffer_type, value_type)
     def accumulate(buffer: Any, sent: Any) -> Any:
       return appended(buffer, sent[ROWS], sent[IS_REAL])
@@ -160,4 +150,5 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
         num_sent=buffer['number'],
       )
 
+    zero = zeros_of(buffer_type)
     return accumulating(value_type, zero, accumulate, merge, report)

@@ -114,9 +114,8 @@ def _checked_builder(build: Any) -> Callable[[], Any]:
     raise ModelError(
       'Pass a callable that makes the Keras model, not the model: '
       '`from_keras(lambda: tf.keras.Sequential(...), ...)`. If it is trained '
-      'already, pass it as `initial_weights` besides; a functional or '
-      'sequential one can be made again by '
-      '`lambda: tf.keras.models.clone_model(model)`.'
+      'already, pass it as `initial_weights` besides; make a functional one '
+      'again by `lambda: tf.keras.models.clone_model(model)`.'
     )
   if not callable(build):
     raise ModelError(

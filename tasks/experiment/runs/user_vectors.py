@@ -62,13 +62,9 @@ class Projector:
         f'--projector={number}: a client of --task={task.name} has many users, '
         'in tables of its own. Leave the flag out.'
       )
-    self._trainable = trainable
-    self._task = task
-    self._number = number
-    in_table = trainable.user_form == tasks_lib.TABLE
-    is_kept = not trainable.process.is_stateless or (
-      in_table and bool(task.attribute)
-    )
+    self._trainable, self._task, self._number = trainable, task, number
+    in_table = trainable.user_form == tasks_lib.TABLE and bool(task.attribute)
+    is_kept = not trainable.process.is_stateless or in_table
     self._rebuilt = None if is_kept else trainable.personal()
 
   def write(
@@ -83,8 +79,7 @@ class Projector:
     if not vectors or numbers > _MOST_NUMBERS:
       logging.warning(
         'No vectors are written for the projector: %d users have %d numbers.',
-        len(vectors),
-        numbers,
+        *(len(vectors), numbers),
       )
       return
     title, known = self._task.attribute or None, self._task.attributes
