@@ -23,8 +23,8 @@ from tasks.options import SET
 from tff_partial_programs import recipes
 
 _ALGORITHM = '--algorithm='
-# In the environment of the runs of a sweep: its process, which warns for all of
-# them, since their flags are also those of recipes.
+# Environment variable of the runs of a sweep: the number of its process, which
+# warns for all of them, since their flags are also those of recipes.
 OF_SWEEP = 'TFF_PARTIAL_OF_SWEEP'
 
 

@@ -25,6 +25,9 @@ from tasks.options import Options
 from tff_partial import errors
 from tff_partial_programs import recipes
 
+# Of Linux's prctl: the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -112,9 +115,6 @@ def _end_with_sweep() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, kill)
   if not psutil.pid_exists(int(sweep)):
     sys.exit(128 + signal.SIGKILL)
-
-
-_PR_SET_PDEATHSIG = 1
 
 
 class _Terminated(SystemExit):

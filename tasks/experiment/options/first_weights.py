@@ -40,11 +40,11 @@ class FirstWeights(Options):
     """Refuse names without a run."""
     super().__post_init__()
     if self.public_run is None:
-      self.refuse_set(('public_weights',), 'Give --set=public_run, too.')
+      self.refuse_set(('public_weights',), 'give --set=public_run, too.')
 
   @property
   def public(self) -> tuple[str, ...]:
-    """What is taken to be public."""
+    """Names of what the run takes to be public."""
     return () if self.public_run is None else ('public_run',)
 
   def begin(self, model: models.PartialModel) -> models.PartialModel:
