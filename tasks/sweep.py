@@ -5,6 +5,8 @@ r"""Trains a grid of runs one after another; run it again to resume.
       --rounds=2000
   tff-partial sweep --sweep_dir=OUT --grid=seed=0,1,2 \
       --recipes=movielens_furl,movielens_ditto
+  tff-partial sweep --sweep_dir=OUT --recipes=movielens_furl,movielens_ditto \
+      --tune=update_learning_rate=0.1,0.5 --repeat=seed=0,1,2 --metric=rmse
   tff-partial sweep --sweep_dir=OUT --trials=30 --metric=validation.rmse \
       --search=update_learning_rate=log:0.01:1 --search=update_steps=int:1:50 \
       -- --recipe=movielens_fed_recon
@@ -16,9 +18,8 @@ end, `tff-partial report` makes a table of them. With --search the runs are
 trials of Optuna, of which poor ones end early (docs/hyperparameter_search.md).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
-import itertools
 import math
 import os
 import pathlib
@@ -27,7 +28,6 @@ import sys
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
-from tasks.experiment.command_line import flags
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.privacy import Privacy
@@ -35,6 +35,7 @@ from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
+from tasks.searching import grids
 from tasks.searching import plan as plans
 from tasks.shared_options import data_name
 from tff_partial import analysis
@@ -54,10 +55,20 @@ class Sweep(Options):
     'flag=value,value,...: a flag of tff-partial train to vary.',
     is_repeated=True,
   )
+  tune: tuple[str, ...] = option(
+    (),
+    'Likewise, but only the values that are best by --metric are reported, for '
+    'each recipe and value of --grid. flag+flag= sets both.',
+    is_repeated=True,
+  )
+  repeat: tuple[str, ...] = option(
+    (),
+    'Likewise: --tune chooses with the first value, such as a seed, and the '
+    'best run is repeated with the others.',
+    is_repeated=True,
+  )
 
 
-# The most bytes of a folder's name on usual disks.
-_LONGEST_NAME = 255
 # The arguments after `--` on the command line.
 _passed_on: list[str] = []
 
@@ -75,8 +86,8 @@ def take_rest(arguments: Sequence[str]) -> list[str]:
     _passed_on[:] = arguments[place + 1 :]
     arguments = arguments[:place]
   for argument in (*arguments, *_passed_on):
-    name = argument.lstrip('-').removeprefix('grid=').partition('=')[0]
-    if name == 'output_dir':
+    name, *more = argument.lstrip('-').split('=')
+    if 'output_dir' in (name, *more[:-1]):
       raise OptionError(
         f'{argument}: each run has its own folder below --sweep_dir. Leave it '
         'out.'
@@ -99,106 +110,6 @@ def take_rest(arguments: Sequence[str]) -> list[str]:
   return arguments
 
 
-def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
-  """Yield the value of every varied flag, for each run of a grid.
-
-  Args:
-    grid: Strings `flag=value,value,...`.
-
-  Raises:
-    OptionError: If a string is not of this form or names a flag twice.
-  """
-  names, choices = [], []
-  for text in grid:
-    name, equals, values = text.partition('=')
-    if not equals or not name or '' in values.split(','):
-      raise OptionError(
-        f'--grid={text}: expected flag=value,value,... such as seed=0,1,2.'
-      )
-    if name in names:
-      raise OptionError(f'--grid={text}: {name} is in the grid twice.')
-    names.append(name)
-    choices.append(values.split(','))
-  for chosen in itertools.product(*choices):
-    yield dict(zip(names, chosen, strict=True))
-
-
-def folder_name(recipe: str, setting: dict[str, str]) -> str:
-  """Name a run's folder after its recipe and varied flags."""
-  parts = [recipe] if recipe else []
-  parts += [f'{name}={value}' for name, value in setting.items()]
-  return ','.join(parts).replace('/', '_') or 'run'
-
-
-def planned(
-  names: Sequence[str], grid: Sequence[str], passed_on: Sequence[str]
-) -> dict[str, list[str]]:
-  """Plan the runs of a grid.
-
-  Each run leaves out the flags that `expand` drops, varied ones without effect
-  and, if they are of several algorithms, those that only other algorithms read.
-  Runs that differ only by such a flag become one.
-
-  Args:
-    names: Names of recipes, to run each of them.
-    grid: Strings `flag=value,value,...`.
-    passed_on: Arguments of all runs.
-
-  Returns:
-    The flags of each run, by the name of its folder.
-
-  Raises:
-    OptionError: If a string of the grid is not of this form, varies a flag that
-      has no effect in any run, or two runs would share a folder.
-  """
-  runs = []
-  for recipe in names or ['']:
-    for setting in settings(grid):
-      own = {n: flags.argument(n, value) for n, value in setting.items()}
-      arguments = [f'--recipe={recipe}'] if recipe else []
-      written = [*passed_on, *own.values()]
-      arguments = command_line.expand([*arguments, *written], written)
-      runs.append((recipe, setting, own, arguments))
-  chosen = {command_line.algorithm_of(arguments) for *_, arguments in runs}
-  if len(chosen) > 1:
-    for *_, arguments in runs:
-      algorithm = command_line.algorithm_of(arguments)
-      arguments[:] = command_line.without_unread(arguments, algorithm)
-  varied = {text.partition('=')[0] for text in grid if ',' in text}
-  idle = [varied & _without_effect(arguments) for *_, arguments in runs]
-  for name in sorted(varied.intersection(*idle)):
-    raise OptionError(
-      f'--grid: {name} has no effect: neither training nor evaluations of '
-      f'{" and ".join(sorted(chosen))} train local weights. Leave it out.'
-    )
-  todo: dict[str, list[str]] = {}
-  for (recipe, setting, own, arguments), unused in zip(runs, idle, strict=True):
-    left_out = {own[name] for name in unused}
-    arguments = [a for a in arguments if a not in left_out]
-    setting = {n: v for n, v in setting.items() if own[n] in arguments}
-    name = folder_name(recipe, setting)
-    if todo.setdefault(name, arguments) != arguments:
-      raise OptionError(
-        f'--grid: two runs would share the folder {name}, as / becomes _ '
-        'there. Run one of them in another --sweep_dir.'
-      )
-    if (size := len(os.fsencode(name))) > _LONGEST_NAME:
-      raise OptionError(
-        f'--grid: the folder {name:.80}... would have a name of {size} bytes, '
-        f'and {_LONGEST_NAME} are the most. Vary fewer flags, or give recipes '
-        'of their values by --recipes.'
-      )
-  return todo
-
-
-def _without_effect(arguments: Sequence[str]) -> frozenset[str]:
-  """Return the flags that change nothing in a run; none if it is refused."""
-  try:
-    return command_line.parse(arguments).without_effect()
-  except OptionError:
-    return frozenset()
-
-
 def _run(binary: str, *arguments: str) -> int:
   """Run a binary in a process that ends with this one; return its status."""
   command = [sys.executable, '-m', binary, *arguments]
@@ -208,10 +119,10 @@ def _run(binary: str, *arguments: str) -> int:
 
 def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
   """Search for the best values of flags."""
-  for text in sweep.grid:
+  for text in (*sweep.grid, *sweep.tune):
     name, _, values = text.partition('=')
     raise OptionError(
-      f'--grid={text}: with --search there is no grid. Search for the flag, '
+      f'{text}: with --search there is no grid. Search for the flag, '
       f'too: --search={name}=choice:{values}.'
     )
   if len(sweep.recipes) > 1:
@@ -297,12 +208,12 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
 
 
 def _refused(
-  todo: dict[str, list[str]], written: Sequence[str]
+  todo: Mapping[str, grids.Run], written: Sequence[str]
 ) -> dict[str, str]:
   """Check all runs before the first, and print what to know about them.
 
   Args:
-    todo: The flags of each run, by the name of its folder.
+    todo: The runs, by the names of their folders.
     written: The flags that the user wrote.
 
   Returns:
@@ -312,9 +223,9 @@ def _refused(
     OptionError: If none can.
   """
   configs, refused = [], {}
-  for name, arguments in todo.items():
+  for name, run in todo.items():
     try:
-      configs.append(command_line.parse(arguments))
+      configs.append(command_line.parse(run.arguments))
     except OptionError as error:
       refused[name] = str(error)
     else:
@@ -342,15 +253,27 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   if search.search:
     _search(search, sweep, root)
     return
-  if search != plans.Search():
+  if sweep.repeat and not sweep.tune:
+    raise OptionError(
+      f'--repeat={sweep.repeat[0]}: nothing is chosen by --tune. Give it as '
+      '--grid.'
+    )
+  criterion = {'metric': plans.Search.metric, 'direction': None}
+  others = dataclasses.replace(search, **criterion) if sweep.tune else search
+  if others != plans.Search():
     raise OptionError(
       '--search: flags of a search are given, but nothing to search for. Say '
       'what to vary, such as --search=update_learning_rate=log:0.01:1.'
     )
   for name in sweep.recipes:
     recipes.path(name)
-  todo = planned(sweep.recipes, sweep.grid, _passed_on)
-  failed = _refused(todo, [*sweep.grid, *_passed_on])
+  first = [text.partition(',')[0] for text in sweep.repeat]
+  grid = [*sweep.grid, *sweep.tune, *first]
+  todo = grids.planned(sweep.recipes, grid, _passed_on)
+  rows = grids.rows(todo, grids.names_of([*sweep.tune, *first]))
+  again = grids.repeated([runs[0] for runs in rows.values()], sweep.repeat)
+  refused = _refused({**todo, **again}, [*grid, *_passed_on])
+  failed = {name: why for name, why in refused.items() if name in todo}
   # Slow, since they import TensorFlow.
   from tasks.searching import trials
   from tff_partial.training import files
@@ -364,6 +287,19 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   lock = files.locked(root)
   try:
     _train_all(todo, failed, root)
+    reported = [f'--sweep_dir={root}'] if len(failed) < len(todo) else []
+    if sweep.tune:
+      best = grids.choose(
+        root, rows, grids.names_of(sweep.tune), *plans.criterion(search)
+      )
+      again = grids.repeated(best, sweep.repeat)
+      todo = {**todo, **again}
+      _train_all(again, failed, root, todo)
+      names = (*(run.name() for run in best), *again)
+      reported = [f'--sweep_dir={root / name}' for name in names]
+    if reported:
+      chosen = [f'--report_dir={root}', '--of=best'] if sweep.tune else []
+      _run('tasks.report', *reported, *chosen)
   finally:
     os.close(lock)
   if failed:
@@ -374,23 +310,31 @@ def main(sweep: Sweep, search: plans.Search) -> None:
 
 
 def _train_all(
-  todo: Mapping[str, Sequence[str]], failed: dict[str, str], root: pathlib.Path
+  todo: Mapping[str, grids.Run],
+  failed: dict[str, str],
+  root: pathlib.Path,
+  of: Collection[str] = (),
 ) -> None:
-  """Train the runs that are not refused, note which fail, and report."""
+  """Train the runs that are not refused, and note which fail.
+
+  Args:
+    todo: The runs, by the names of their folders.
+    failed: The runs that failed or are refused, to which others are added.
+    root: The folder of the sweep.
+    of: The names of all its runs; by default of these.
+  """
   planned_file = root / analysis.run_folders.PLANNED_FILE
-  write_whole(planned_file, ''.join(f'{name}\n' for name in todo))
+  write_whole(planned_file, ''.join(f'{name}\n' for name in of or todo))
   _note_failed(root, failed)
-  for number, (name, arguments) in enumerate(todo.items(), 1):
+  for number, (name, run) in enumerate(todo.items(), 1):
     if name in failed:
       continue
     folder = root / name
     print(f'[{number}/{len(todo)}] {folder}', flush=True)
-    status = _run('tasks.train', *arguments, f'--output_dir={folder}')
+    status = _run('tasks.train', *run.arguments, f'--output_dir={folder}')
     if status and not Folder(str(folder)).has_diverged:
       failed[name] = f'exit status {status}, see its messages'
       _note_failed(root, failed)
-  if len(failed) < len(todo):
-    _run('tasks.report', f'--sweep_dir={root}')
 
 
 PROGRAM = Program(main, (Sweep(), plans.Search()), take_rest)

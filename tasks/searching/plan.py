@@ -50,7 +50,9 @@ class Search(Options):
   )
   trials: int = option(20, 'Number of runs of the search.', at_least=1)
   metric: str = option(
-    'loss', 'Metric of the validation clients that the search optimizes.'
+    'loss',
+    'Metric of the validation clients that the search optimizes, and by which '
+    '--tune chooses.',
   )
   direction: str | None = option(
     None,
@@ -165,13 +167,12 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
   config = command_line.parse(arguments)
   known = [choice.flag for choice in config.choices()]
   space = _space(search.search, known)
-  metric = _metric(search.metric)
-  is_cost = metric.split('_')[-1] in _COSTS
+  metric, direction = criterion(search)
   pruner = _pruner(search, config)
   return Plan(
     search=search,
     metric=metric,
-    direction=search.direction or (MINIMIZE if is_cost else MAXIMIZE),
+    direction=direction,
     parameters={flag: suggest for flag, (suggest, _) in space.items()},
     tried={flag: tried for flag, (_, tried) in space.items()},
     pruner=pruner,
@@ -232,9 +233,13 @@ def _suggestion(text: str, flag: str, values: str) -> tuple[Suggest, list[Any]]:
   return suggest, [low, high]
 
 
-def _metric(text: str) -> str:
-  """Return the name of a metric of the validation clients."""
-  name = text
+def criterion(search: Search) -> tuple[str, str]:
+  """Return the metric of the validation clients to choose by, and a direction.
+
+  Raises:
+    OptionError: If it is one of other clients.
+  """
+  name = text = search.metric
   for sign in ('.', '/', '_'):
     name = name.removeprefix(f'{_VALIDATION}{sign}')
   if name.split('.')[0].split('/')[0] in ('test', 'best', 'train'):
@@ -243,7 +248,8 @@ def _metric(text: str) -> str:
       'what it chose by the test clients would be better there than elsewhere. '
       'Name a metric such as validation.loss.'
     )
-  return name
+  is_cost = name.split('_')[-1] in _COSTS
+  return name, search.direction or (MINIMIZE if is_cost else MAXIMIZE)
 
 
 def _pruner(search: Search, config: Config) -> str:

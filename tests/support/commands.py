@@ -24,9 +24,9 @@ from absl import logging
 from absl.testing import flagsaver
 import psutil
 
-from tasks import sweep
 from tasks.experiment.command_line import arguments as arguments_lib
 from tasks.experiment.command_line import flags as options_lib
+from tasks.searching import grids
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -298,6 +298,6 @@ def parse(program: str, arguments: list[str]) -> None:
   for each in options:
     options_lib.read(each, values, options)
   if program == 'sweep':
-    grid = values['recipes'].value, values['grid'].value
-    for run in sweep.planned(*grid, passed_on).values():
-      parse('train', run)
+    grid = [t for of in ('grid', 'tune', 'repeat') for t in values[of].value]
+    for run in grids.planned(values['recipes'].value, grid, passed_on).values():
+      parse('train', run.arguments)

@@ -10,7 +10,6 @@ from absl import flags as absl_flags
 import pytest
 
 from tasks import evaluate
-from tasks import sweep
 from tasks.errors import OptionError
 from tasks.experiment import Config
 from tasks.experiment import from_recipe
@@ -28,6 +27,7 @@ from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
 from tasks.experiment.runs.result import Result
+from tasks.searching import grids
 from tests.support import planted
 import tff_partial
 from tff_partial.training.programs import ProgramError
@@ -282,7 +282,8 @@ def test_flags_of_a_task_are_checked_together():
 
 
 def _runs(*grid: str, passed_on: Iterator[str] = ()) -> dict[str, list[str]]:
-  return sweep.planned([], grid, list(passed_on))
+  planned = grids.planned([], grid, list(passed_on))
+  return {name: run.arguments for name, run in planned.items()}
 
 
 def test_a_sweep_gives_each_algorithm_what_it_reads():
