@@ -258,13 +258,12 @@ def main(sweep: Sweep, search: plans.Search) -> None:
       f'--repeat={sweep.repeat[0]}: nothing is chosen by --tune. Give it as '
       '--grid.'
     )
-  criterion = {'metric': plans.Search.metric, 'direction': None}
-  others = dataclasses.replace(search, **criterion) if sweep.tune else search
-  if others != plans.Search():
-    raise OptionError(
-      '--search: flags of a search are given, but nothing to search for. Say '
-      'what to vary, such as --search=update_learning_rate=log:0.01:1.'
-    )
+  read = {'metric', 'direction'} if sweep.tune else set()
+  search.refuse_set(
+    {field.name for field in dataclasses.fields(search)} - read,
+    'there is nothing to search for. Say what to vary, such as '
+    '--search=update_learning_rate=log:0.01:1.',
+  )
   for name in sweep.recipes:
     recipes.path(name)
   first = [text.partition(',')[0] for text in sweep.repeat]
