@@ -147,22 +147,24 @@ def test_rows_of_a_frame_go_to_their_clients_in_order():
   small_clients.check_cohort(population, list(small_clients.COUNTS))
 
 
-def test_a_frame_may_hold_several_inputs_vectors_and_weights():
+def test_a_frame_may_hold_several_inputs_labels_and_weights():
   spec = collections.OrderedDict(
     x=collections.OrderedDict(
       item=tf.TensorSpec([], tf.int32), user=tf.TensorSpec([2], tf.float32)
     ),
-    y=tf.TensorSpec([], tf.float32),
+    y=collections.OrderedDict(
+      stars=tf.TensorSpec([], tf.float32), likes=tf.TensorSpec([2], tf.int32)
+    ),
     weight=examples.WEIGHT_SPEC,
   )
   traits = [[0.5, 1.0], [2.0, 2.5], [3.0, 3.5]]
   frame = pd.DataFrame({'who': [7, 3, 7], 'item': [1, 2, 3], 'traits': traits})
   population = frames.from_pandas(
-    frame.assign(rating=[4, 5, 3], trust=[0.5, 1.0, 0.25]),
+    frame.assign(rating=[4, 5, 3], trust=[0.5, 1.0, 0.25], seen=[0, 1, 1]),
     spec,
     client_id='who',
     inputs={'item': 'item', 'user': 'traits'},
-    labels='rating',
+    labels={'stars': 'rating', 'likes': ['seen', 'item']},
     weight='trust',
   )
   assert population.client_ids == ('3', '7')
@@ -170,6 +172,8 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
   held = value['examples']
   np.testing.assert_array_equal(held['x']['item'], [1, 3])
   np.testing.assert_array_equal(held['x']['user'], [[0.5, 1.0], [3.0, 3.5]])
+  np.testing.assert_array_equal(held['y']['stars'], [4.0, 3.0])
+  np.testing.assert_array_equal(held['y']['likes'], [[0, 1], [1, 3]])
   np.testing.assert_array_equal(held['weight'], [0.5, 0.25])
 
 
@@ -191,7 +195,12 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
     ),
     (
       {'example_spec': {**small_clients.SPEC, 'y': {'stars': _NAMED['y']}}},
-      "'y.stars', .* several labels, .* `pack`",
+      r"labels='rating': the model reads the labels \['stars'\]. Name the "
+      "column of each: `labels={'stars': 'column'}`",
+    ),
+    (
+      {'example_spec': {**small_clients.SPEC, 'y': (_NAMED['y'],)}},
+      r"'y\[0\]', .* inputs or labels without names, use `pack`",
     ),
     (
       {'inputs': 'movie', 'weight': 'trust'},

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import os
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,14 +13,17 @@ from tff_partial.data import populations
 from tff_partial.data.populations import Population
 from tff_partial.data.vocabularies import Vocabulary
 
+# A column; or several of numbers, to join to one vector; or names to these.
+_Columns: TypeAlias = str | list[str] | Mapping[str, str | list[str]]
+
 
 def from_pandas(
   frame: Any,
   example_spec: examples.ExampleSpec,
   *,
   client_id: str,
-  inputs: str | list[str] | Mapping[str, str | list[str]],
-  labels: str,
+  inputs: _Columns,
+  labels: _Columns,
   weight: str | None = None,
   fields: Mapping[str, str] | None = None,
   time: str | None = None,
@@ -41,7 +44,8 @@ def from_pandas(
     client_id: The column of client ids.
     inputs: The column of the model's input; or several columns of numbers, to
       join to one vector; or input name to these.
-    labels: The column of the labels.
+    labels: The column of the labels; or several columns, or label name to
+      these, likewise.
     weight: The column of the examples' weights, if they differ.
     fields: Further field to column, for splits that require one.
     time: The column, numbers or datetimes, by which each client's examples are
@@ -97,16 +101,16 @@ def from_pandas(
 
 def _columns(
   example_spec: examples.ExampleSpec,
-  inputs: str | list[str] | Mapping[str, str | list[str]],
-  labels: str,
+  inputs: _Columns,
+  labels: _Columns,
   weight: str | None,
   fields: Mapping[str, str] | None,
   time: str | None,
 ) -> dict[str, str | list[str]]:
   """Return the columns of each field, by its path."""
   columns: dict[str, str | list[str]] = {
-    **_input_columns(example_spec['x'], inputs),
-    'y': labels,
+    **_named('inputs', 'x', example_spec['x'], inputs),
+    **_named('labels', 'y', example_spec['y'], labels),
     **(fields or {}),
   }
   if weight is not None:
@@ -117,7 +121,7 @@ def _columns(
     if path not in columns and path != 'weight':
       how = f'Say which: `fields={{{path!r}: column}}`.'
       if path not in example_spec:
-        how = 'For several labels, or inputs without names, use `pack`.'
+        how = 'For inputs or labels without names, use `pack`.'
       raise examples.ClientDataError(
         f'An example has a field {path!r}, for which no column is named. {how}'
       )
@@ -141,8 +145,9 @@ def _flat(
     return table.values(name, specs.get(path), vocabularies.get(name))
 
   raw: dict[str, Any] = {p: values(p, name) for p, name in columns.items()}
-  if isinstance(example_spec['x'], Mapping):
-    raw['x'] = {name: raw.pop(f'x.{name}') for name in example_spec['x']}
+  for field in ('x', 'y'):
+    if isinstance(spec := example_spec[field], Mapping):
+      raw[field] = {name: raw.pop(f'{field}.{name}') for name in spec}
   return examples.check_fields(
     raw,
     example_spec,
@@ -152,26 +157,32 @@ def _flat(
   )
 
 
-def _input_columns(
-  spec: Any, inputs: str | list[str] | Mapping[str, str | list[str]]
+def _named(
+  what: str, field: str, spec: Any, given: _Columns
 ) -> dict[str, str | list[str]]:
-  """Return the path of each input, such as `x.item`, and its columns."""
-  if isinstance(inputs, Mapping) != isinstance(spec, Mapping) or (
-    isinstance(inputs, Mapping) and set(spec) - set(inputs)
+  """Return the path of each part of a field, such as `x.item`, with columns.
+
+  Args:
+    what: The argument, 'inputs' or 'labels'.
+    field: The field, 'x' or 'y'.
+    spec: Its spec.
+    given: The columns.
+  """
+  if isinstance(given, Mapping) != isinstance(spec, Mapping) or (
+    isinstance(given, Mapping) and set(spec) - set(given)
   ):
-    reads, example = 'one input', "'column'"
+    reads, example = f'one {what[:-1]}', "'column'"
     if isinstance(spec, Mapping):
-      reads = f'the inputs {list(spec)}'
+      reads = f'the {what} {list(spec)}'
       example = repr(dict.fromkeys(spec, 'column'))
     raise examples.ClientDataError(
-      f'inputs={inputs!r}: the model reads {reads}. Name the column of each: '
-      f'`inputs={example}`.'
+      f'{what}={given!r}: the model reads {reads}. Name the column of each: '
+      f'`{what}={example}`.'
     )
-  if isinstance(inputs, Mapping):
-    wrong = spelling.unknown('input', inputs, spec)
-    if wrong:
+  if isinstance(given, Mapping):
+    if wrong := spelling.unknown(what.removesuffix('s'), given, spec):
       raise examples.ClientDataError(
-        f'inputs={inputs!r}: {wrong} The model reads {list(spec)}.'
+        f'{what}={given!r}: {wrong} The model reads {list(spec)}.'
       )
-    return {f'x.{name}': inputs[name] for name in spec}
-  return {'x': inputs}
+    return {f'{field}.{name}': given[name] for name in spec}
+  return {field: given}
