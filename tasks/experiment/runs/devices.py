@@ -13,6 +13,7 @@ from tasks import task as tasks_lib
 from tasks.experiment.trainable import Trainable
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import phases
+from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.data import cohorts
 from tff_partial.exporting import exports
@@ -102,8 +103,10 @@ class Simulation:
     flat = {n: f.flat(examples[n]) for n, f in self._fields.items()}
     held: dict[str, Any] = {}
     if self._evaluation is not None:
+      # What a client remembers at first is drawn as the device draws it.
+      first = random_bits.fold_in(self._exported.seed, 'local').numpy()
       (kept,) = state_codec.first_states(
-        self._evaluation.initialize_client, self._exported.seed[np.newaxis]
+        self._evaluation.initialize_client, first[np.newaxis]
       )
       client = collections.OrderedDict(
         examples=examples, count=np.int32(count), seed=self._exported.seed
