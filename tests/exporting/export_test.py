@@ -388,9 +388,16 @@ def test_a_model_without_local_weights_predicts_and_no_more(tmp_path):
   np.testing.assert_array_equal(found['predictions'], [[6.0]])
 
 
-def test_a_full_disk_leaves_no_half_of_an_export(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  'error',
+  [
+    OSError(28, 'No space left on device'),
+    tf.errors.ResourceExhaustedError(None, None, 'No space left on device'),
+  ],
+)
+def test_a_full_disk_leaves_no_half_of_an_export(error, tmp_path, monkeypatch):
   def full(*_):
-    raise OSError(28, 'No space left on device')
+    raise error
 
   model = tff_partial.from_keras(planted.build_slope, loss='mse')
   items = vocabularies.Vocabulary('ab')

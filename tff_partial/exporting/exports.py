@@ -32,6 +32,7 @@ from tff_partial.exporting import tflite
 from tff_partial.exporting.errors import ExportError
 from tff_partial.model import keras_filling
 from tff_partial.model import models
+from tff_partial.training import files
 from tff_partial.training import results
 
 SAVED_MODEL, TFLITE = 'saved_model', 'tflite'
@@ -181,11 +182,13 @@ def _whole(target: pathlib.Path) -> Iterator[None]:
   """Leave nothing in the folder, which was empty, if something is missing."""
   try:
     yield
-  except OSError as error:
+  except BaseException as error:
     shutil.rmtree(target, ignore_errors=True)
+    if not isinstance(error, (OSError, tf.errors.OpError)):
+      raise
     raise ExportError(
-      f'{target}: nothing was exported: {error}. Make room, or name another '
-      'folder.'
+      f'{target}: nothing was exported: {files.first_line(error)} '
+      f'{files.ANOTHER}'
     ) from error
 
 
@@ -202,8 +205,8 @@ def _write(
   # A plain dict: TensorFlow wraps attributes of modules.
   variable_of = dict(served.variable_of)
   described = _described(signatures)
-  with tempfile.TemporaryDirectory() as scratch:
-    # A model that cannot be converted leaves no files.
+  target.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=target) as scratch:
     made = pathlib.Path(scratch)
     saved = made / _FILES[SAVED_MODEL]
     tf.saved_model.save(served, str(saved), signatures=signatures)
@@ -214,10 +217,9 @@ def _write(
         tf.saved_model.save(numbers, str(saved), signatures=signatures)
       converted = tflite.convert(saved, signatures)
       (made / _FILES[TFLITE]).write_bytes(converted)
-    target.mkdir(parents=True, exist_ok=True)
     paths = {name: target / _FILES[name] for name in FORMATS if name in formats}
     for path in paths.values():
-      shutil.move(made / path.name, path)
+      (made / path.name).rename(path)
   text = {
     'signatures': described,
     'local': variable_of,
