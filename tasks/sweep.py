@@ -92,9 +92,7 @@ def take_rest(arguments: Sequence[str]) -> list[str]:
         f'{argument}: each run has its own folder below --sweep_dir. Leave it '
         'out.'
       )
-  known = {
-    f.name for kind in (Sweep, plans.Search) for f in dataclasses.fields(kind)
-  }
+  known = {*Sweep().flags(), *plans.Search().flags()}
   for argument in arguments:
     name, _, value = argument.lstrip('-').partition('=')
     is_of_runs = name == 'recipe'
@@ -117,8 +115,8 @@ def _run(binary: str, *arguments: str) -> int:
   return subprocess.run(command, check=False, env=environment).returncode
 
 
-def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
-  """Search for the best values of flags."""
+def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> int:
+  """Search for the best values of flags; return the status of the report."""
   for text in (*sweep.grid, *sweep.tune):
     name, _, values = text.partition('=')
     raise OptionError(
@@ -151,7 +149,7 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
   for line in cost([plan.config] * search.trials, 'trials', 'search'):
     print(line, flush=True)
   study = trials.run(plan, root, lambda flags: _run('tasks.train', *flags))
-  _run('tasks.report', f'--sweep_dir={root}')
+  status = _run('tasks.report', f'--sweep_dir={root}')
   failed = [str(t.number) for t in study.trials if trials.has_failed(t)]
   if failed:
     raise OptionError(
@@ -159,6 +157,7 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
       f'{", ".join(failed)}. If their runs failed by something else than their '
       'values, such as missing data, the same command tries them again.'
     )
+  return status
 
 
 def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
@@ -245,14 +244,13 @@ def _note_failed(root: pathlib.Path, failed: Mapping[str, str]) -> None:
   write_whole(root / analysis.run_folders.FAILED_FILE, ''.join(lines))
 
 
-def main(sweep: Sweep, search: plans.Search) -> None:
+def main(sweep: Sweep, search: plans.Search) -> int:
   """Run the search, or the runs of the grid."""
   if not sweep.sweep_dir:
     raise OptionError('--sweep_dir: name a folder for the runs.')
   root = pathlib.Path(sweep.sweep_dir)
   if search.search:
-    _search(search, sweep, root)
-    return
+    return _search(search, sweep, root)
   if sweep.repeat and not sweep.tune:
     raise OptionError(
       f'--repeat={sweep.repeat[0]}: nothing is chosen by --tune. Give it as '
@@ -296,9 +294,10 @@ def main(sweep: Sweep, search: plans.Search) -> None:
       _train_all(again, failed, root, todo)
       names = (*(run.name() for run in best), *again)
       reported = [f'--sweep_dir={root / name}' for name in names]
+    status = 0
     if reported:
       chosen = [f'--report_dir={root}', '--of=best'] if sweep.tune else []
-      _run('tasks.report', *reported, *chosen)
+      status = _run('tasks.report', *reported, *chosen)
   finally:
     os.close(lock)
   if failed:
@@ -306,6 +305,7 @@ def main(sweep: Sweep, search: plans.Search) -> None:
       f'{len(failed)} of {len(todo)} runs failed, their messages are above: '
       f'{", ".join(str(root / name) for name in failed)}.'
     )
+  return status
 
 
 def _train_all(

@@ -528,6 +528,12 @@ def test_a_grid_is_checked_before_its_first_run(tmp_path, monkeypatch):
   commands.is_for_users(run_here(*here, '--grid=round=1,2'), 'rounds')
 
 
+def test_a_sweep_whose_report_fails_fails(tmp_path, monkeypatch):
+  monkeypatch.setattr(sweep, '_run', lambda binary, *_: 'report' in binary)
+  flags = '--grid=batch_size=5', '--', '--data=synthetic'
+  assert run_here('sweep', f'--sweep_dir={tmp_path}', *flags).status == 1
+
+
 def test_which_runs_failed_is_written_as_soon_as_it_is_known(
   tmp_path, monkeypatch
 ):
