@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import tensorflow as tf
 
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
@@ -69,6 +70,8 @@ def write(config: Config, output: Output) -> None:
         if is_wanted:
           write_one(config, task, trainable, saved, ends, run.path)
       except errors.UserError as error:
+        if isinstance(error.__cause__, (OSError, tf.errors.OpError)):
+          raise  # Of a full disk.
         print(f'No {name} is written. {error}')
 
 

@@ -7,6 +7,7 @@ import logging
 import pathlib
 import types
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ from tests.support.small_clients import real_examples
 from tff_partial.data import splits
 from tff_partial.data import vocabularies
 from tff_partial.exporting import running as exported_running
+from tff_partial.exporting.errors import ExportError
 
 _TEXT = """user,film,stars,date
 bob,Heat,4,2001-02-03
@@ -491,3 +493,14 @@ def test_other_algorithms_learn_it(tmp_path, capsys, algorithm, said):
   assert np.isfinite(report['test']['unseen']['mae'])
   outputs.write(config, output)
   assert said in capsys.readouterr().out
+
+
+def test_an_output_without_room_fails(tmp_path, monkeypatch):
+  def full(*_):
+    raise ExportError('Nothing was exported.') from OSError(28, 'No space left')
+
+  monkeypatch.setattr(outputs, 'Trainable', mock.Mock())
+  monkeypatch.setattr(outputs, '_write_export', full)
+  config = _config(_taste_file(tmp_path), '--set=top_n_csv=false')
+  with pytest.raises(ExportError):
+    outputs.write(config, Output(str(tmp_path)))
