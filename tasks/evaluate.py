@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from typing import Any, TYPE_CHECKING
 
 from tasks import task as tasks_lib
@@ -22,6 +23,7 @@ from tasks.experiment.runs.folder import with_flags_of_the_run
 from tasks.options import option
 from tasks.options import Options
 import tff_partial
+from tff_partial.training import files
 
 if TYPE_CHECKING:
   from tasks.experiment.trainable import Trainable
@@ -122,12 +124,11 @@ def _serve_user(
     seed=seed,
   )
   if file is not None:
-    try:
-      keras_model.save(file)
-    except OSError as error:
-      raise OptionError(
-        f'--save_model={file}: {error.strerror or error}.'
-      ) from None
+    with (
+      files.writing(f'--save_model={file}', files.ANOTHER),
+      files.replacing(pathlib.Path(file)) as made,
+    ):
+      keras_model.save(made)
     print(f'Saved the model of user {user}, of round {number}: {file}')
   else:
     found = task.recommend(keras_model, user, chosen.top_n)

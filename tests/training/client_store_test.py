@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import sqlite3
@@ -812,6 +813,19 @@ def test_what_the_command_refuses(output, arguments, expected, monkeypatch):
   before = commands.files(output)
   commands.is_for_users(_command(output, *arguments), expected)
   assert commands.files(output) == before
+
+
+def test_a_full_disk_leaves_an_earlier_export(tmp_path):
+  path = tmp_path / 'a.json'
+  path.write_text('earlier')
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+  try:
+    with pytest.raises(ClientStoreError, match='a.json cannot be written'):
+      client_store.export({'leaf': np.zeros([9999])}, path)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert commands.files(tmp_path) == {'a.json': b'earlier'}
 
 
 def test_where_there_is_no_store_the_command_says_so(tmp_path):

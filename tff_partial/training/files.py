@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import re
+import tempfile
 
 from absl import logging
 
@@ -62,6 +63,18 @@ def writing(what: str, remedy: str) -> Iterator[None]:
     yield
   except (OSError, tf.errors.OpError) as error:
     raise RunError(f'{what}: {first_line(error)} {remedy}') from error
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yield where to write a file of the same name, which then takes its place.
+
+  If writing fails, such as on a full disk, the file that was there stays.
+  """
+  with tempfile.TemporaryDirectory(dir=path.parent, prefix='.') as scratch:
+    made = pathlib.Path(scratch) / path.name
+    yield made
+    os.replace(made, path)
 
 
 def for_owner_only(folder: pathlib.Path) -> None:

@@ -274,17 +274,27 @@ def test_evaluate_recommends(trained):
 
 
 @pytest.mark.slow
-def test_evaluate_saves_the_model_of_one_user(trained, tmp_path):
+def test_evaluate_saves_the_model_of_one_user(trained, tmp_path, monkeypatch):
   file = tmp_path / '42.keras'
-  outcome = run_well(
+  arguments = (
     *('evaluate', f'--output_dir={trained.folder}', '--user=42'),
     f'--save_model={file}',
   )
+  outcome = run_well(*arguments)
   assert f'the model of user 42, of round 6: {file}' in outcome.output
   keras_model = tf.keras.models.load_model(file)
   predicted = keras_model.predict(np.arange(3), verbose=0)
   assert predicted.shape[0] == 3 and np.isfinite(predicted).all()
   assert len(set(predicted.ravel().tolist())) == 3
+
+  def full(model, path):
+    pathlib.Path(path).write_text('half of it')
+    raise OSError(28, 'No space left on device')
+
+  before = commands.files(tmp_path)
+  monkeypatch.setattr(tf.keras.Model, 'save', full)
+  commands.is_for_users(run_here(*arguments), str(file), 'No space left')
+  assert commands.files(tmp_path) == before
 
 
 # ---- other settings ----------------------------------------------------------

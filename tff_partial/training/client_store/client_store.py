@@ -383,16 +383,17 @@ def export(
     ClientStoreError: If the ending differs, or the file cannot be written.
   """
   path = pathlib.Path(path)
+  if path.suffix not in ('.json', '.npz'):
+    raise ClientStoreError(
+      f'{path}: a state is exported to a file that ends in .json or .npz.'
+    )
   try:
-    if path.suffix == '.npz':
-      np.savez(path, **state)
-    elif path.suffix == '.json':
-      nested = {name: leaf.tolist() for name, leaf in state.items()}
-      path.write_text(json.dumps(nested, indent=2) + '\n')
-    else:
-      raise ClientStoreError(
-        f'{path}: a state is exported to a file that ends in .json or .npz.'
-      )
+    with files.replacing(path) as made:
+      if path.suffix == '.npz':
+        np.savez(made, **state)
+      else:
+        nested = {name: leaf.tolist() for name, leaf in state.items()}
+        made.write_text(json.dumps(nested, indent=2) + '\n')
   except OSError as error:
     raise ClientStoreError(
       f'{path} cannot be written: {files.first_line(error)} Choose '
