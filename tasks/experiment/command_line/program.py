@@ -12,12 +12,14 @@ import logging as python_logging
 import os
 import signal
 import sys
+import tempfile
 from typing import Any
 
 from absl import app
 from absl import logging
 import psutil
 
+from tasks.errors import OptionError
 from tasks.experiment.command_line import flags
 from tasks.experiment.command_line.arguments import expand
 from tasks.experiment.command_line.arguments import OF_SWEEP
@@ -75,6 +77,12 @@ class Program:
     python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
     if not flags.is_given('verbosity'):
       logging.set_verbosity(logging.WARNING)
+    try:
+      tempfile.gettempdir()
+    except FileNotFoundError as error:  # It would fail far inside TensorFlow.
+      raise OptionError(
+        f'{error.strerror}. Make room there, or name another by $TMPDIR.'
+      ) from None
     return self.main(
       *(flags.read(each, beside=self.options) for each in self.options)
     )

@@ -4,6 +4,7 @@ import json
 import pathlib
 import resource
 import shutil
+import tempfile
 
 import psutil
 import pytest
@@ -304,6 +305,15 @@ def test_a_disk_that_is_full_from_the_beginning(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   is_for_users(outcome, f'{tmp_path}/out/flags.txt', 'too large', 'make room')
   assert not list((tmp_path / 'out').iterdir())
+
+
+def test_a_machine_without_room_for_temporary_files(tmp_path, monkeypatch):
+  def full() -> str:
+    raise FileNotFoundError(2, "No usable temporary directory in ['/tmp']")
+
+  monkeypatch.setattr(tempfile, 'gettempdir', full)
+  outcome = train_small(tmp_path / 'out')
+  is_for_users(outcome, "No usable temporary directory in ['/tmp']", '$TMPDIR')
 
 
 # ---- evaluate ----------------------------------------------------------------
