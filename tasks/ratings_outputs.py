@@ -8,7 +8,6 @@ finished run writes them again, for instance for another user.
 from collections.abc import Iterator
 import pathlib
 import shutil
-import tempfile
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ from tasks.ratings.options import Ends
 from tasks.ratings.options import RatingsOptions
 from tff_partial import errors
 from tff_partial.analysis import spreadsheets
+from tff_partial.training import files
 from tff_partial.training import personal_models
 from tff_partial.training import programs
 
@@ -137,18 +137,16 @@ def _write_export(
 ) -> None:
   counts = task.ratings.frame['user_id'].value_counts()
   target = folder / EXPORT_FOLDER
-  with tempfile.TemporaryDirectory(dir=folder, suffix='.tmp') as scratch:
+  with files.replacing(target) as made:
     exported = devices.write(
       task,
       devices.served(trainable, saved),
-      pathlib.Path(scratch) / EXPORT_FOLDER,
+      made,
       ends.export_formats,
       int(counts.max()),
       config.seed,
     )
-    # Replaces earlier output once the new one is complete.
-    if target.exists():
-      shutil.rmtree(target)
-    shutil.move(exported.folder, target)
-  files = ', '.join(path.name for path in exported.paths.values())
-  print(f'The model for devices: {target} ({files}, vocabularies.json)')
+    # Earlier output, once the new one is complete.
+    shutil.rmtree(target, ignore_errors=True)
+  names = ', '.join(path.name for path in exported.paths.values())
+  print(f'The model for devices: {target} ({names}, vocabularies.json)')

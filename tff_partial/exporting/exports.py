@@ -215,8 +215,7 @@ def _write(
         saved = made / 'numbers'
         signatures = numbers.signatures()
         tf.saved_model.save(numbers, str(saved), signatures=signatures)
-      converted = tflite.convert(saved, signatures)
-      (made / _FILES[TFLITE]).write_bytes(converted)
+      (made / _FILES[TFLITE]).write_bytes(tflite.convert(saved, signatures))
     paths = {name: target / _FILES[name] for name in FORMATS if name in formats}
     for path in paths.values():
       (made / path.name).rename(path)
@@ -246,8 +245,7 @@ def _check_target(target: pathlib.Path, formats: Sequence[str]) -> None:
     raise ExportError(
       f'formats={formats!r}: give a sequence of some of {", ".join(FORMATS)}.'
     )
-  unknown = [name for name in formats if name not in FORMATS]
-  if unknown:
+  if unknown := [name for name in formats if name not in FORMATS]:
     raise ExportError(
       f'formats: {unknown[0]!r} is none of {", ".join(FORMATS)}.'
     )

@@ -396,6 +396,5 @@ def export(
         made.write_text(json.dumps(nested, indent=2) + '\n')
   except OSError as error:
     raise ClientStoreError(
-      f'{path} cannot be written: {files.first_line(error)} Choose '
-      'another file or make room.'
+      f'{path} cannot be written: {files.first_line(error)} {files.ANOTHER}'
     ) from error
