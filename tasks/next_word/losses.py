@@ -11,10 +11,17 @@ of unknown words.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from tasks.next_word.tokens import Tokens
+from tasks.task import LOGITS
+
+
+def logits_of(outputs: Any) -> tf.Tensor:
+  """Return the logits: the only output, or that beside features."""
+  return outputs[LOGITS] if isinstance(outputs, dict) else outputs
 
 
 def is_target(tokens: Tokens, labels: tf.Tensor) -> tf.Tensor:
@@ -41,16 +48,16 @@ def cross_entropies(
   return tf.where(counted, losses, 0.0), counted
 
 
-def build_loss(tokens: Tokens) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Build the loss: the cross-entropy of each target, from logits.
+def build_loss(tokens: Tokens) -> Callable[[tf.Tensor, Any], tf.Tensor]:
+  """Build the loss: the cross-entropy of each target, from the outputs.
 
   As in Keras's own losses that ignore a class, the result carries a mask of the
   targets that count, over which training takes the mean: all tokens of a batch
   count alike, not all sentences. The loss of a batch without targets is 0.
   """
 
-  def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    losses, counted = cross_entropies(tokens, labels, logits)
+  def cross_entropy(labels: tf.Tensor, outputs: Any) -> tf.Tensor:
+    losses, counted = cross_entropies(tokens, labels, logits_of(outputs))
     losses._keras_mask = counted
     return losses
 

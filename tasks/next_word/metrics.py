@@ -66,9 +66,9 @@ class _OverTokens(tf.keras.metrics.Metric):
     raise NotImplementedError
 
   def update_state(
-    self, labels: Any, logits: Any, sample_weight: Any = None
+    self, labels: Any, outputs: Any, sample_weight: Any = None
   ) -> None:
-    values, counted = self.measure(labels, logits)
+    values, counted = self.measure(labels, losses_lib.logits_of(outputs))
     weight = tf.cast(counted, values.dtype)
     if sample_weight is not None:
       weight *= _of_tokens(sample_weight, values.dtype)
@@ -150,9 +150,9 @@ class NumTokens(tf.keras.metrics.Metric):
     self.count = self.add_weight('count', initializer='zeros', dtype=tf.int64)
 
   def update_state(
-    self, labels: Any, logits: Any, sample_weight: Any = None
+    self, labels: Any, outputs: Any, sample_weight: Any = None
   ) -> None:
-    del logits
+    del outputs
     counted = tf.not_equal(labels, self.pad)
     if sample_weight is not None:
       weight = _of_tokens(sample_weight, tf.float32)

@@ -13,9 +13,6 @@ paper's are 96, 670 and 96 (appendix C.2). The recurrence does not skip padding,
 which follows all tokens that count. The transformer is ours.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import tensorflow as tf
 
 from tasks.next_word import transformer
@@ -74,43 +71,3 @@ def build_next_word_model(
   logits = layers.Dense(tokens.total, name='logits')(said)
   outputs = {LOGITS: logits, FEATURES: said} if features else logits
   return tf.keras.Model(sentence, outputs, name='next_word')
-
-
-class OfLogits(tf.keras.metrics.Metric):
-  """Metric of the logits of a model that also returns features."""
-
-  def __init__(self, metric: tf.keras.metrics.Metric):
-    """Make the metric.
-
-    Args:
-      metric: Metric of labels and logits.
-    """
-    super().__init__(name=metric.name)
-    self.metric = metric
-
-  def update_state(
-    self, labels: Any, outputs: Any, sample_weight: Any = None
-  ) -> None:
-    self.metric.update_state(labels, outputs[LOGITS], sample_weight)
-
-  def result(self) -> tf.Tensor:
-    return self.metric.result()
-
-
-def of_logits(
-  loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-  build_metrics: Callable[[], list[tf.keras.metrics.Metric]],
-) -> tuple[
-  Callable[[tf.Tensor, Any], tf.Tensor],
-  Callable[[], list[tf.keras.metrics.Metric]],
-]:
-  """Adapt loss and metrics to a model that also returns features.
-
-  Args:
-    loss: Loss of labels and logits.
-    build_metrics: Builds metrics of labels and logits.
-  """
-  return (
-    lambda labels, outputs: loss(labels, outputs[LOGITS]),
-    lambda: [OfLogits(metric) for metric in build_metrics()],
-  )

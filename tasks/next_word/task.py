@@ -9,7 +9,7 @@ sentences and are measured on newer ones. The paper uses Stack Overflow; any
 sentences with authors can replace it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 import dataclasses
 import functools
 from typing import Any
@@ -151,26 +151,18 @@ class NextWord(task.MeasuredByProtocol):
   def _build_model(
     self, user: str, features: bool = False
   ) -> models.PartialModel:
-    features = features or user == task.FEATURES
-    sizes = self._options.sizes
     tokens, length = self.words.tokens, self._options.max_tokens
-    loss = losses.build_loss(tokens)
-    build_metrics: Callable[[], list[tf.keras.metrics.Metric]] = (
-      functools.partial(metrics.build_metrics, tokens)
-    )
-    if features:
-      loss, build_metrics = next_word_models.of_logits(loss, build_metrics)
     return tff_partial.from_keras(
       functools.partial(
         next_word_models.build_next_word_model,
         tokens,
         length,
-        sizes,
-        features=features,
+        self._options.sizes,
+        features=features or user == task.FEATURES,
       ),
       local=next_word_models.BUCKET_LAYER if user == task.OWN else None,
-      loss=loss,
-      metrics=build_metrics,
+      loss=losses.build_loss(tokens),
+      metrics=functools.partial(metrics.build_metrics, tokens),
       labels=tf.TensorSpec([length], tf.int32),
       seed=self._seed,
     )
