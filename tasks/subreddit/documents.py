@@ -181,23 +181,17 @@ class DocumentTask(task.Task):
     With the mark `is_query` in the spec they have their training documents,
     too.
     """
-    authors = self.parts.by_author(self.parts[part])
-    past: dict[int, np.ndarray] = {}
-    if _MARK in example_spec:
-      past = {
-        int(self.documents.author[own[0]]): own
-        for own in self.parts.by_author(self.parts[task.TRAIN])
-      }
-    if not authors:
+    held = self.parts.of_authors(part)
+    past = self.parts.of_authors(task.TRAIN) if _MARK in example_spec else {}
+    if not held:
       raise DataError(
         f'{self.name}: the part {part!r} has no documents. Give more data, or '
         'hold out more authors for the parts of new ones.'
       )
     clients = {}
-    for own in authors:
-      author = int(self.documents.author[own[0]])
+    for author, own in held.items():
       before = past.get(author, own[:0])
-      clients[self.documents.authors[author]] = self._fields(
+      clients[author] = self._fields(
         np.concatenate([before, own]), len(before), example_spec
       )
     return tff_partial.pack(clients, example_spec)

@@ -1,6 +1,6 @@
 """Division of documents into training, validation, test and newcomers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 import dataclasses
 
 import numpy as np
@@ -9,6 +9,7 @@ from tasks import task
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.subreddit import data as subreddit_data
+from tff_partial.data import partitions
 
 # Test documents of authors who write in several classes, for whom an author's
 # majority class is not always right.
@@ -16,8 +17,8 @@ MIXED = 'mixed'
 # Documents of held-out authors, and of those who write in several classes.
 NEW, NEW_MIXED = 'new', 'new_mixed'
 
-# Where each part ends, as a share of an author's documents.
-_ENDS = np.cumsum((0.8, 0.1, 0.1))
+# Shares of an author's documents in each part.
+_SHARES = (0.8, 0.1, 0.1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,42 +26,35 @@ class DocumentParts:
   """Positions of documents by part.
 
   Attributes:
-    documents: All documents.
-    rows: Positions of documents by part; those of one author are consecutive,
-      in the author's order.
+    held: Of each part its authors, by name, and their documents in the author's
+      order.
   """
 
-  documents: subreddit_data.Documents
-  rows: dict[str, np.ndarray]
+  held: dict[str, partitions.Partition]
+
+  def of_authors(self, part: str) -> partitions.Partition:
+    """Return the positions of each author's documents in a part."""
+    if part not in self.held:
+      raise OptionError(f'part: {part!r} is none of {", ".join(self.held)}.')
+    return self.held[part]
 
   def __getitem__(self, part: str) -> np.ndarray:
-    if part not in self.rows:
-      raise OptionError(f'part: {part!r} is none of {", ".join(self.rows)}.')
-    return self.rows[part]
-
-  def by_author(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Cut positions of documents by author."""
-    author = self.documents.author[rows]
-    pieces = np.split(rows, np.flatnonzero(np.diff(author)) + 1)
-    return [own for own in pieces if len(own)]
+    return _together(self.of_authors(part).values())
 
   def describe(self) -> dict[str, dict[str, int]]:
     """Count documents and authors of each part."""
     return {
-      part: {
-        'documents': len(rows),
-        'authors': len(np.unique(self.documents.author[rows])),
-      }
-      for part, rows in self.rows.items()
+      part: {'documents': len(self[part]), 'authors': len(authors)}
+      for part, authors in self.held.items()
     }
 
   def first(self, part: str, number: int) -> np.ndarray:
     """Return the positions of each author's first documents in a part."""
-    return _together([own[:number] for own in self.by_author(self[part])])
+    return _together(own[:number] for own in self.of_authors(part).values())
 
   def after(self, part: str, number: int) -> np.ndarray:
     """Return the positions of all but each author's first documents."""
-    return _together([own[number:] for own in self.by_author(self[part])])
+    return _together(own[number:] for own in self.of_authors(part).values())
 
 
 def divide(
@@ -94,29 +88,27 @@ def divide(
     )
   chance = subreddit_data.generator(seed, 'hold out')
   is_new = np.isin(np.arange(number), chance.permutation(number)[:num_new])
-  divided: list[list[np.ndarray]] = [[] for _ in _ENDS]
-  new: list[np.ndarray] = []
+  seen: partitions.Partition = {}
+  new: partitions.Partition = {}
   bounds = np.searchsorted(documents.author, np.arange(number + 1))
   for author, name in enumerate(documents.authors):
     order = np.arange(*bounds[author : author + 2])
     if not by_time:
       order = subreddit_data.generator(seed, 'split', name).permutation(order)
-    if is_new[author]:
-      new.append(order)
-      continue
-    # The small number keeps a product such as 0.7 * 10 from falling below 7.
-    ends = np.maximum(np.floor(len(order) * _ENDS + 1e-6).astype(int), 1)
-    for pieces, piece in zip(divided, np.split(order, ends[:-1]), strict=True):
-      pieces.append(piece)
-  parts = (task.TRAIN, task.VALIDATION, task.TEST, NEW)
-  rows = {
-    part: _together(pieces)
-    for part, pieces in zip(parts, [*divided, new], strict=True)
-  }
-  is_mixed = documents.has_several_labels
+    (new if is_new[author] else seen)[name] = order
+  divided = partitions.split_examples(seen, _SHARES)
+  held = {**dict(zip(task.PARTS, divided, strict=True)), NEW: new}
+  is_mixed = dict(
+    zip(documents.authors, documents.has_several_labels, strict=True)
+  )
   for mixed, part in ((MIXED, task.TEST), (NEW_MIXED, NEW)):
-    rows[mixed] = rows[part][is_mixed[documents.author[rows[part]]]]
-  return DocumentParts(documents, rows)
+    held[mixed] = {name: o for name, o in held[part].items() if is_mixed[name]}
+  return DocumentParts(
+    {
+      part: {name: own for name, own in authors.items() if len(own)}
+      for part, authors in held.items()
+    }
+  )
 
 
 def places_in_history(
@@ -142,5 +134,5 @@ def places_in_history(
   return np.clip(place, 0.0, 1.0).astype(np.float32)
 
 
-def _together(places: Sequence[np.ndarray]) -> np.ndarray:
+def _together(places: Iterable[np.ndarray]) -> np.ndarray:
   return np.concatenate([np.zeros(0, np.int64), *places])

@@ -199,8 +199,9 @@ def _documents(*counts: int) -> subreddit_data.Documents:
 def test_every_author_is_divided():
   documents = _documents(76, 10, 1)
   parts = subreddit_parts.divide(documents)
-  held = [parts[part] for part in ('train', 'validation', 'test')]
-  sizes = [[len(own) for own in parts.by_author(part)] for part in held]
+  names = ('train', 'validation', 'test')
+  held = [parts[part] for part in names]
+  sizes = [list(map(len, parts.of_authors(part).values())) for part in names]
   # 0.8 * 76 is 60.8, 0.9 * 76 is 68.4. One document is for training.
   assert sizes == [[60, 8, 1], [8, 1], [8, 1]]
   assert sorted(np.concatenate(held)) == list(range(87))
@@ -214,14 +215,15 @@ def test_the_seed_divides_and_other_authors_do_not_matter():
   )
   assert one == same != other
   mine = subreddit_parts.divide(many, seed=1)
-  assert mine.by_author(mine['test'])[0].tolist() == one
+  assert mine.of_authors('test')[many.authors[0]].tolist() == one
 
 
 def test_by_time_the_latest_are_measured():
-  parts = subreddit_parts.divide(_documents(20, 10), by_time=True)
-  time = parts.documents.time
+  documents = _documents(20, 10)
+  parts = subreddit_parts.divide(documents, by_time=True)
   for part, times in (('train', range(16)), ('test', (18, 19))):
-    assert time[parts.by_author(parts[part])[0]].tolist() == list(times)
+    own = parts.of_authors(part)[documents.authors[0]]
+    assert documents.time[own].tolist() == list(times)
 
 
 def test_authors_are_held_out_entirely():
@@ -237,18 +239,20 @@ def test_authors_are_held_out_entirely():
 
 
 def test_mixed_authors_write_in_several_classes():
-  parts = subreddit_parts.divide(_documents(30, 30), held_out_share=0)
-  assert set(parts.documents.author[parts['mixed']]) == {0}
+  documents = _documents(30, 30)
+  parts = subreddit_parts.divide(documents, held_out_share=0)
+  assert set(documents.author[parts['mixed']]) == {0}
   assert set(parts['mixed']) < set(parts['test'])
   assert not len(parts['new']) and not len(parts['new_mixed'])
-  assert parts.by_author(parts['new']) == []
+  assert parts.of_authors('new') == {}
 
 
 def test_the_first_documents_and_what_comes_after():
-  parts = subreddit_parts.divide(_documents(10, 5), by_time=True)
+  documents = _documents(10, 5)
+  parts = subreddit_parts.divide(documents, by_time=True)
   first, after = parts.first('train', 3), parts.after('train', 3)
-  assert parts.documents.time[first].tolist() == [0, 1, 2, 0, 1, 2]
-  assert parts.documents.time[after].tolist() == [3, 4, 5, 6, 7, 3]
+  assert documents.time[first].tolist() == [0, 1, 2, 0, 1, 2]
+  assert documents.time[after].tolist() == [3, 4, 5, 6, 7, 3]
 
 
 @pytest.mark.parametrize('share', [1.0, 0.95])
