@@ -6,7 +6,6 @@ before it represent the image.
 """
 
 from collections.abc import Callable
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -79,35 +78,36 @@ def build_classifier(
   return tf.keras.Model(images, values, name=kind)
 
 
-def build_with_features(
-  build: Callable[[], tf.keras.Model], *, is_shifted: bool = False
-) -> tf.keras.Model:
-  """Build a model that also returns FEATURES, the input of its last layer.
-
-  Args:
-    build: Builds the model to logits.
-    is_shifted: True if the last layer reads the sum of these and of the vector
-      SHIFT.
-  """
-  classifier = build()
-  head = classifier.get_layer(HEAD)
-  outputs = {LOGITS: classifier.output, FEATURES: head.input}
-  if is_shifted:
-    shift = PrivateVector(head.input.shape[-1], initializer='zeros', name=SHIFT)
-    outputs[LOGITS] = head(head.input + shift(head.input))
-  return tf.keras.Model(classifier.input, outputs, name=classifier.name)
-
-
 def build_with_prototypes(
   build: Callable[[], tf.keras.Model],
   *,
   is_shifted: bool = False,
   **options: Any,
 ) -> models.PartialModel:
-  """Build FedProto's model, without local weights; FedDBE's with a vector."""
+  """Build FedProto's model, without local weights; FedDBE's with a vector.
+
+  Its outputs are LOGITS, and FEATURES, the input of the last layer.
+
+  Args:
+    build: Builds the model to logits.
+    is_shifted: True if the last layer reads the sum of these and of the vector
+      SHIFT.
+    **options: Other arguments of `from_keras`.
+  """
   loss = classification_loss()
+
+  def with_features() -> tf.keras.Model:
+    classifier = build()
+    head = classifier.get_layer(HEAD)
+    features = head.input
+    outputs = {LOGITS: classifier.output, FEATURES: features}
+    if is_shifted:
+      shift = PrivateVector(features.shape[-1], initializer='zeros', name=SHIFT)
+      outputs[LOGITS] = head(features + shift(features))
+    return tf.keras.Model(classifier.input, outputs, name=classifier.name)
+
   return keras_models.from_keras(
-    functools.partial(build_with_features, build, is_shifted=is_shifted),
+    with_features,
     local=SHIFT if is_shifted else None,
     loss=lambda labels, outputs: loss.call(labels, outputs[LOGITS]),
     labels=tf.TensorSpec([], tf.int32),
