@@ -64,18 +64,9 @@ def build_matrix_factorization(
     user_ids = layers.Input(shape=(), dtype=tf.int32, name=USER)
     inputs = {ITEM: item_ids, USER: user_ids}
 
-  def vectors(
-    number: int | None, ids: Any, whose: str, penalty: Any = None
-  ) -> Any:
-    return layers.Embedding(
-      number,
-      num_factors,
-      embeddings_initializer=_uniform(initial_scale),
-      embeddings_regularizer=penalty,
-      name=f'{whose}_embedding',
-    )(ids)
-
-  item_vectors = vectors(num_items, item_ids, 'item')
+  item_vectors = layers.Embedding(
+    num_items, num_factors, _uniform(initial_scale), name='item_embedding'
+  )(item_ids)
   if user_ids is None:
     ratings = UserEmbedding(
       initializer=_uniform(initial_scale),
@@ -83,7 +74,13 @@ def build_matrix_factorization(
       name='user_embedding',
     )(item_vectors)
   else:
-    user_vectors = vectors(num_users, user_ids, 'user', user_penalty)
+    user_vectors = layers.Embedding(
+      num_users,
+      num_factors,
+      _uniform(initial_scale),
+      user_penalty,
+      name='user_embedding',
+    )(user_ids)
     ratings = layers.Reshape((), name='ratings')(
       layers.Dot(1, name='products')([item_vectors, user_vectors])
     )
@@ -105,11 +102,7 @@ def _biases(
 ) -> Any:
   """Look up a bias for each id, initially zero."""
   found = tf.keras.layers.Embedding(
-    number,
-    1,
-    embeddings_initializer='zeros',
-    embeddings_regularizer=penalty,
-    name=f'{whose}_bias',
+    number, 1, 'zeros', penalty, name=f'{whose}_bias'
   )(ids)
   return tf.keras.layers.Reshape((), name=f'{whose}_bias_without_axis')(found)
 
