@@ -63,48 +63,27 @@ def draw(
       parts[part] = {user: there[held] for user, held in drawn.items()}
     return parts
   half = sum(sizes.values()) // 2
-  users = [
-    (f'{kind}-{number:04d}', kind)
-    for kind, count in enumerate(users_of)
-    for number in range(count)
-  ]
   piles = [np.flatnonzero(kinds == kind) for kind in range(len(users_of))]
-  liked, others = _drawn(piles, users, half, seed)
-  for user, _ in users:
-    order = random_bits.generator(seed, 'order', user)
-    begin = 0
-    for part, size in sizes.items():
-      mine = slice(begin, begin + size // 2)
-      begin += size // 2
-      parts[part][user] = order.permutation(
-        np.concatenate([liked[user][mine], others[user][mine]])
-      )
-  return parts
-
-
-def _drawn(
-  piles: Sequence[np.ndarray],
-  users: Sequence[tuple[str, int]],
-  half: int,
-  seed: int,
-) -> tuple[Partition, Partition]:
-  """Draw each user's examples from all, regardless of other users."""
-  rest = [
-    np.concatenate([*piles[:kind], *piles[kind + 1 :]])
-    for kind in range(len(piles))
-  ]
-  liked, others = {}, {}
-  for user, kind in users:
-    if min(len(piles[kind]), len(rest[kind])) < half:
+  for kind, count in enumerate(users_of):
+    others = np.concatenate([*piles[:kind], *piles[kind + 1 :]])
+    if count and min(len(piles[kind]), len(others)) < half:
       raise OptionError(
         f'There are {len(piles[kind])} examples of kind {kind} and '
-        f'{len(rest[kind])} others, and a user who likes it needs {half} of '
+        f'{len(others)} others, and a user who likes it needs {half} of '
         'both. Give more examples.'
       )
-    choose = random_bits.generator(seed, 'preference', user).choice
-    liked[user] = choose(piles[kind], half, replace=False)
-    others[user] = choose(rest[kind], half, replace=False)
-  return liked, others
+    for number in range(count):
+      user = f'{kind}-{number:04d}'
+      choose = random_bits.generator(seed, 'preference', user).choice
+      drawn = [choose(p, half, replace=False) for p in (piles[kind], others)]
+      order = random_bits.generator(seed, 'order', user)
+      begin = 0
+      for part, size in sizes.items():
+        end = begin + size // 2
+        mine = np.concatenate([pile[begin:end] for pile in drawn])
+        parts[part][user] = order.permutation(mine)
+        begin = end
+  return parts
 
 
 def kind_liked_by(user: str) -> int:
