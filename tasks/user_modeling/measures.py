@@ -7,7 +7,7 @@ from the models of all clients the metrics that no client can compute alone:
 validation records choose.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,29 +120,17 @@ def measure(
     (Eq. 11) of the ten largest clients, the mean over public components of
     attributes, if there are any.
   """
-  answers: list[np.ndarray] = []
-  predictions: list[np.ndarray] = []
-  validation: Any = 0
-  users = _Users(num_attributes)
-  public: list[tuple[int, str, dict[str, np.ndarray]]] = []
-  for each in clients:
-    answers.append(each.answer)
-    predictions.append(each.prediction)
-    validation = validation + each.validation
-    users.add(each)
-    public.append((each.num_records, each.client, each.public))
+  held = list(clients)
   answer, prediction = (
-    np.concatenate([[], *parts]) for parts in (answers, predictions)
+    np.concatenate([[], *(getattr(each, name) for each in held)])
+    for name in ('answer', 'prediction')
   )
-  found = {
-    'accuracy_cut': cuts.accuracy(
-      answer, prediction, cuts.choose(validation), scale
-    )
-  }
+  chosen = cuts.choose(sum(each.validation for each in held))
+  found = {'accuracy_cut': cuts.accuracy(answer, prediction, chosen, scale)}
   if scale == _BINARY:
     found['auc'] = exact_auc(answer, prediction)
-  largest = sorted(public, key=lambda own: -own[0])[:_LARGEST]
-  return {**found, **users.ranked(), **_similarity(largest)}
+  largest = sorted(held, key=lambda each: -each.num_records)[:_LARGEST]
+  return {**found, **_ranked(held, num_attributes), **_similarity(largest)}
 
 
 def exact_auc(answer: np.ndarray, prediction: np.ndarray) -> float:
@@ -156,58 +144,52 @@ def exact_auc(answer: np.ndarray, prediction: np.ndarray) -> float:
   return float(metrics.roc_auc_score(answer, prediction))
 
 
-class _Users:
-  """Hidden characteristics of the users of all clients, and their answers."""
-
-  def __init__(self, num_attributes: int):
-    self._num_attributes = num_attributes
-    self._clients: list[str] = []
-    self._hidden: dict[str, list[np.ndarray]] = {}
-    self._given: list[np.ndarray] = []
-    self._predicted: list[np.ndarray] = []
-
-  def add(self, client: Answers) -> None:
-    """Add the users of a client who have a record."""
-    if not len(client.user):
-      return
-    own, number = np.unique(client.user, return_inverse=True)
-    self._clients += [client.client] * len(own)
-    for way, hidden in client.hidden.items():
-      self._hidden.setdefault(way, []).append(hidden[own])
-    for means, answer in (
-      (self._given, client.answer),
-      (self._predicted, client.prediction),
-    ):
-      means.append(
-        ranking.mean_answers(
-          number, client.attributes, answer, len(own), self._num_attributes
-        )
-      )
-
-  def ranked(self) -> dict[str, float]:
-    """Return DOA and NDCG, NaN for models that are not finite."""
-    found = {}
-    for way, parts in self._hidden.items():
-      hidden = np.concatenate(parts)
-      given, predicted = map(np.concatenate, (self._given, self._predicted))
-      for name, printed in (('', False), ('_printed', True)):
-        doa = ranking.degree_of_agreement(
-          hidden, given, self._clients, tie=0.0 if printed else 0.5
-        )
-        gain = ranking.ndcg(hidden, predicted, shift=not printed)
-        found.update({f'doa{name}{way}': doa, f'ndcg{name}{way}': gain})
-    return found
-
-
-def _similarity(
-  clients: list[tuple[int, str, dict[str, np.ndarray]]],
+def _ranked(
+  clients: Sequence[Answers], num_attributes: int
 ) -> dict[str, float]:
+  """Return DOA and NDCG of the users who have a record.
+
+  They are NaN for models that are not finite.
+  """
+  names: list[str] = []
+  means: list[tuple[np.ndarray, ...]] = []
+  hidden: dict[str, list[np.ndarray]] = {}
+  for each in clients:
+    if not len(each.user):
+      continue
+    own, number = np.unique(each.user, return_inverse=True)
+    names += [each.client] * len(own)
+    for way, of_users in each.hidden.items():
+      hidden.setdefault(way, []).append(of_users[own])
+    means.append(
+      tuple(
+        ranking.mean_answers(
+          number, each.attributes, answer, len(own), num_attributes
+        )
+        for answer in (each.answer, each.prediction)
+      )
+    )
+  found = {}
+  for way, parts in hidden.items():
+    of_all = np.concatenate(parts)
+    given, predicted = map(np.concatenate, zip(*means, strict=True))
+    for name, printed in (('', False), ('_printed', True)):
+      doa = ranking.degree_of_agreement(
+        of_all, given, names, tie=0.0 if printed else 0.5
+      )
+      gain = ranking.ndcg(of_all, predicted, shift=not printed)
+      found.update({f'doa{name}{way}': doa, f'ndcg{name}{way}': gain})
+  return found
+
+
+def _similarity(clients: Sequence[Answers]) -> dict[str, float]:
   """Compute Eq. 11, the mean over the public components."""
-  names = clients[0][2] if clients else {}
-  if not names:
+  if not clients or not clients[0].public:
     return {}
-  values = []
-  for name in names:
-    components = {client: public[name] for _, client, public in clients}
-    values.append(similarity.dissimilarity(components))
+  values = [
+    similarity.dissimilarity(
+      {each.client: each.public[name] for each in clients}
+    )
+    for name in clients[0].public
+  ]
   return {'similarity': float(np.mean(values))}
