@@ -31,15 +31,14 @@ from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
-from tff_partial.clustering import map_nodes
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.joins.row_aggregations import BestMovesFactory
 from tff_partial.model import losses
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.tiers import GLOBAL
-from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL
 
 
@@ -220,15 +219,12 @@ def by_map(
       is nearest to it, as section 3.3.1 prints; with None for the server's rate
       all of it. No noise covers this.
   """
-  names = parts.embedding, parts.prototypes
-  nearest = groups.nearest(*names)
+  nearest = groups.nearest(parts.embedding, parts.prototypes)
   joined = Assignment(nearest, _formed(parts, forming), reassign=nearest)
   if follow_nearest:
-    near = map_nodes.neighbourhood(radius, rows)
+    near = groups.neighbourhood(radius, rows)
     rate = 1.0 if server_learning_rate is None else server_learning_rate
-    moves = map_nodes.following_nearest(
-      *names, near, rate * client_learning_rate
-    )
+    moves = _following_nearest(parts, near, rate * client_learning_rate)
     return joined._replace(statistics=(moves,))
   pull = map_loss(parts, radius, rows)
   return joined._replace(
@@ -330,7 +326,7 @@ def map_loss(
     radius: Standard deviation of the neighbourhood, in nodes.
     rows: Rows of the lattice.
   """
-  near = map_nodes.neighbourhood(radius, rows)
+  near = groups.neighbourhood(radius, rows)
   distances_of = _distances(parts)
 
   def loss(client: ClientContext) -> tf.Tensor:
@@ -340,31 +336,30 @@ def map_loss(
   return loss
 
 
-def following(reassign: groups.Assign) -> Statistic:
-  """Make the weights of groups follow their clients, section 3.3.1.
+def _following_nearest(
+  parts: FedEmbedVariables, near: Callable[[tf.Tensor], tf.Tensor], rate: float
+) -> Statistic:
+  """Return the statistic by which each node follows the client nearest to it.
 
-  Clients send from which group to which they would move by the updated weights,
-  and each group takes the weights of the group that most of its clients come
-  from, but not the state of the server's optimizer for them.
-
-  Args:
-    reassign: How clients would choose their groups.
+  Clients send how near they are to each node and how it would move, and the
+  move of the nearest client is applied: FedEmbed's section 3.3.1.
   """
+  nodes = parts.prototypes
 
-  def moves(client: ClientContext) -> tf.Tensor:
-    known = client.on(reassign.on, random_bits.of_parts(client.seed))
-    row, column = (
-      tf.one_hot(group, client.model.num_groups, dtype=tf.int32)
-      for group in (client.group, reassign.choose(known))
+  def moves(client: ClientContext) -> dict[str, tf.Tensor]:
+    way = client.weight(LOCAL, parts.embedding) - client.weight(GLOBAL, nodes)
+    distances = tf.reduce_sum(tf.square(way), -1)
+    # Clients that do not count send zeros, which are never the best.
+    scores = 1.0 / (1.0 + distances)
+    return collections.OrderedDict(
+      scores=scores, moves=rate * near(distances)[:, tf.newaxis] * way
     )
-    return tf.tensordot(row, column, axes=0)
 
-  def follow(server: Server, moves: tf.Tensor) -> Server:
-    weights = collections.OrderedDict(server.weights)
-    weights[GROUP] = groups.inherit_weights(weights[GROUP], moves)
-    return server._replace(weights=weights)
+  def update(server: Server, best: Any) -> Server:
+    moved = server.weights[GLOBAL][nodes] + best['moves']
+    return server.with_solved({nodes: moved}, server.state, tf.constant(True))
 
-  return Statistic('moves', moves, update=follow, after_update=True)
+  return Statistic('nodes', moves, join=BestMovesFactory(), update=update)
 
 
 def _distances(

@@ -112,6 +112,38 @@ def nearest(embedding: str, centers: str) -> Assign:
   return Assign(choose)
 
 
+def neighbourhood(radius: float, rows: int) -> Callable[[tf.Tensor], tf.Tensor]:
+  """Return (squared distances to all nodes, `[K]`) -> how far each is to move.
+
+  The nodes are those of a self-organizing map (Kohonen, 1990). The nearest node
+  moves by 1, and others by their distance to it on a lattice.
+
+  Args:
+    radius: Standard deviation of the neighbourhood, in nodes. At infinity all
+      nodes move equally; at 0 only the nearest.
+    rows: Rows of the lattice, with `K / rows` nodes each.
+
+  Raises:
+    GroupError: If a number is out of range.
+  """
+  if not (rows >= 1 and radius >= 0.0):
+    raise GroupError(f'{rows=}, {radius=}: give at least 1, and 0.')
+
+  def near(distances: tf.Tensor) -> tf.Tensor:
+    number = distances.shape[-1]
+    best = tf.argmin(distances, -1, output_type=tf.int32)
+    if not radius:
+      return tf.one_hot(best, number)
+    place = tf.range(number)
+    columns = -(-number // rows)
+    lattice = tf.stack([place // columns, place % columns], -1)
+    steps = tf.gather(lattice, best) - lattice
+    squares = tf.cast(tf.reduce_sum(tf.square(steps), -1), tf.float32)
+    return tf.exp(-squares / (2.0 * radius**2))
+
+  return near
+
+
 def least_loss() -> Assign:
   """Assign clients to the group whose copy has the least loss: IFCA.
 

@@ -27,17 +27,16 @@ FLOORS = {
   'ground': """
     _environment.* arguments.* client.client_batches client.client_metrics
     client.client_steps client.descent client.exact_solves client.local_training
-    client.optimizer_slots client.work clustering.first_centers
-    clustering.k_means clustering.row_blocks contexts data.* errors
+    client.optimizer_slots client.work clustering.* contexts data.* errors
     groups layers model.* phases random_bits solvers.* sparse.*
     templates.implicit_factors templates.private_items
     templates.rating_posteriors templates.server_optimizers terms tiers
   """.split(),
   'first': """
     aggregators assignments client.client_work client_state
-    clustering.map_nodes composition dp.*
-    drafts.* evaluation exchange.* joins.* learning_process processes runtimes.*
-    client_statistics templates.assigned_training templates.partial_training
+    client_statistics composition dp.* drafts.* evaluation exchange.* joins.*
+    learning_process processes runtimes.*
+    templates.assigned_training templates.partial_training
     templates.private_ratings templates.rating_intervals templates.ranking
   """.split(),
   'top': """

@@ -23,14 +23,23 @@ the embedding itself counts in both steps. For deviations from section 3.3 see
 `assignments.py`.
 """
 
+import collections
+
+import tensorflow as tf
+
 from tff_partial import assignments
 from tff_partial import evaluation
+from tff_partial import groups
+from tff_partial import random_bits
 from tff_partial.assignments import Assignment
 from tff_partial.assignments import FedEmbedVariables
 from tff_partial.client_state import persist_local
 from tff_partial.client_state import remember_group
+from tff_partial.client_statistics import Server
+from tff_partial.client_statistics import Statistic
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
+from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import changed
@@ -108,13 +117,37 @@ def build_fed_embed(
     ),
     statistics=[
       *assignment.statistics,
-      *([assignments.following(reassign)] if reassign else []),
+      *([_following(reassign)] if reassign else []),
     ],
     aggregation=aggregation,
     server_optimizer=server_optimizers.by_name(
       assignment.server_optimizers, server_optimizer or sgd(1.0)
     ),
   )
+
+
+def _following(reassign: groups.Assign) -> Statistic:
+  """Make the weights of groups follow their clients, section 3.3.1.
+
+  Clients send from which group to which they would move by the updated weights,
+  and each group takes the weights of the group that most of its clients come
+  from, but not the state of the server's optimizer for them.
+  """
+
+  def moves(client: ClientContext) -> tf.Tensor:
+    known = client.on(reassign.on, random_bits.of_parts(client.seed))
+    row, column = (
+      tf.one_hot(group, client.model.num_groups, dtype=tf.int32)
+      for group in (client.group, reassign.choose(known))
+    )
+    return tf.tensordot(row, column, axes=0)
+
+  def follow(server: Server, moves: tf.Tensor) -> Server:
+    weights = collections.OrderedDict(server.weights)
+    weights[GROUP] = groups.inherit_weights(weights[GROUP], moves)
+    return server._replace(weights=weights)
+
+  return Statistic('moves', moves, update=follow, after_update=True)
 
 
 def build_fed_embed_eval(

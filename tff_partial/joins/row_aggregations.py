@@ -87,6 +87,24 @@ class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
     return accumulating(value_type, zero, accumulate, merge, report)
 
 
+class BestMovesFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Factory of aggregations that keep, of each node, the best client's move."""
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """Create the process for `scores`, `[K]`, and `moves`, `[K, size]`."""
+
+    @tff.tensorflow.computation(value_type, value_type)
+    def better(kept: Any, sent: Any) -> Any:
+      is_better = sent['scores'] > kept['scores']
+      return collections.OrderedDict(
+        scores=tf.where(is_better, sent['scores'], kept['scores']),
+        moves=tf.where(is_better[:, tf.newaxis], sent['moves'], kept['moves']),
+      )
+
+    same = tff.tensorflow.computation(lambda kept: kept, value_type)
+    return accumulating(value_type, zeros_of(value_type), better, better, same)
+
+
 class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
   """Factory of aggregations that concatenate clients' rows at the server.
 
