@@ -124,11 +124,8 @@ def _marked(
       'examples are told from others. Build what reads the clients with '
       '`split=tff_partial.splits.by_mark()`.'
     )
-  plain = examples.ExampleSpec(
-    {n: spec for n, spec in example_spec.items() if n != splits.MARK},
-    examples.ids_of(example_spec),
-    examples.lifted_of(example_spec),
-  )
+  plain = examples.ExampleSpec(example_spec)
+  del plain[splits.MARK]
   marked = {}
   for client in {**support, **query}:
     parts = []

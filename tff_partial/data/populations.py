@@ -46,20 +46,13 @@ def concatenate(
     ClientDataError: For an unusable client.
   """
   examples.check_is_spec(example_spec)
-  ids: list[str] = []
-  kept: list[Any] = []
-  counts: list[int] = []
-  for client, arrays, count in large_enough(
-    clients, example_spec, min_examples, remedy
-  ):
-    ids.append(client)
-    kept.append(arrays)
-    counts.append(count)
+  kept = large_enough(clients, example_spec, min_examples, remedy)
+  ids, fields, counts = zip(*kept, strict=True)
   flat = examples.map_fields(
-    lambda spec, *arrays: lengths_lib.joined(spec, arrays), example_spec, *kept
+    lambda spec, *arrays: lengths_lib.joined(spec, arrays),
+    *(example_spec, *fields),
   )
-  offsets = np.concatenate([[0], np.cumsum(counts)])
-  return ids, flat, offsets
+  return list(ids), flat, np.concatenate([[0], np.cumsum(counts)])
 
 
 def large_enough(

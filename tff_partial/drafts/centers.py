@@ -27,6 +27,7 @@ from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import Server
 from tff_partial.client_statistics import Statistic
 from tff_partial.clustering import k_means as clustering
+from tff_partial.clustering import row_blocks
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import outcome_of
 from tff_partial.drafts import row_means
@@ -175,7 +176,7 @@ class Sums:
       )
       has_centers = tf.reduce_any(centers[IS_REAL])
       sums = tf.where(has_centers, sums, any_sums)
-      counts = tf.where(has_centers, tf.cast(counts, tf.float32), any_counts)
+      counts = tf.cast(tf.where(has_centers, counts, any_counts), tf.float32)
       if by_shares:
         number = tf.reduce_sum(counts)
         ways = sums - counts[:, None] * centers[ROWS]
@@ -277,11 +278,7 @@ def _at_random(
   """Return sums and counts of rows that are assigned to random centers."""
   drawn = random_bits.uniform(seed, tf.shape(is_real), 0.0, float(number))
   places = tf.minimum(tf.cast(drawn, tf.int32), number - 1)
-  places = tf.where(is_real, places, -1)
-  return (
-    tf.math.unsorted_segment_sum(rows, places, number),
-    tf.math.unsorted_segment_sum(tf.cast(is_real, tf.float32), places, number),
-  )
+  return row_blocks.sums(rows, is_real, places, number)
 
 
 def _with_centers(
