@@ -46,20 +46,14 @@ def divide(records: Records, *, seed: int = 0, repeat: int = 0) -> np.ndarray:
   return codes
 
 
-def cut(records: Records, codes: np.ndarray) -> dict[str, Records]:
-  """Cut records into parts by their codes, positions in `task.PARTS`."""
-  return {
-    part: records.take(codes == code) for code, part in enumerate(task.PARTS)
-  }
-
-
 def divided(
   records: Records, *, seed: int = 0, repeat: int = 0
 ) -> dict[str, Records]:
   """Divide records as `divide` does; refuse parts without records."""
-  found = cut(records, divide(records, seed=seed, repeat=repeat))
-  for part, held in found.items():
-    if not len(held):
+  codes, found = divide(records, seed=seed, repeat=repeat), {}
+  for code, part in enumerate(task.PARTS):
+    found[part] = records.take(codes == code)
+    if not len(found[part]):
       raise OptionError(
         f'{part}: no record is left for it. Give data with more records of '
         'each user.'

@@ -95,14 +95,6 @@ class Records:
     """Attributes of each record's item, int32 `[records, width]`."""
     return self.item_attributes[self.public_item]
 
-  def num_users(self, client: int) -> int:
-    """Return the number of a client's users."""
-    return len(self.user_names[client])
-
-  def num_own_items(self, client: int) -> int:
-    """Return the number of a client's items."""
-    return len(self.own_items[client])
-
   def of_client(self, client: int) -> 'Records':
     """Return the records of one client."""
     return self.take(self.client == client)

@@ -75,9 +75,8 @@ class UserModeling(task.MeasuredByProtocol):
     self._parts = parts.divided(records, seed=seed, repeat=options.repeat)
     # Of each client, its users, its items, and its number of its first user
     # among the users of all.
-    numbers = range(len(records.clients))
-    self._num_users = np.array([records.num_users(c) for c in numbers])
-    self._num_items = np.array([records.num_own_items(c) for c in numbers])
+    self._num_users = np.array([*map(len, records.user_names)])
+    self._num_items = np.array([*map(len, records.own_items)])
     self._first_user = np.cumsum(self._num_users) - self._num_users
 
   def _evaluation_clients(self, part: str) -> task.EvaluationClients:

@@ -52,8 +52,8 @@ def test_records_are_sorted_and_numbered_within_their_client():
   assert built.item.tolist() == [2, 0, 1, 1, 0]
   assert [own.tolist() for own in built.own_items] == [[0, 1, 2], [1, 2]]
   assert built.answer.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
-  assert [built.num_users(client) for client in (0, 1)] == [2, 1]
-  assert [built.num_own_items(client) for client in (0, 1)] == [3, 2]
+  assert [*map(len, built.user_names)] == [2, 1]
+  assert [*map(len, built.own_items)] == [3, 2]
   for name in ('client', 'user', 'item', 'public_item', 'attributes'):
     assert getattr(built, name).dtype == np.int32
   assert built.answer.dtype == np.float32
@@ -92,7 +92,7 @@ def test_a_part_keeps_all_names_and_numbers():
   assert len(own) == 2
   assert own.place.tolist() == [0, 4]
   assert own.item.tolist() == [1, 0]
-  assert own.num_own_items(0) == 3
+  assert len(own.own_items[0]) == 3
   assert own.clients == ('x', 'y')
 
 
@@ -438,8 +438,8 @@ def test_invented_records_belong_to_their_seed():
 def test_invented_clients_differ_in_size_and_attributes():
   invented = synthetic.generate(4, 6, 48, num_items=100)
   # 6 times 2 to the power of 0 to 3.
-  assert [invented.num_users(client) for client in range(4)] == [6, 12, 24, 48]
-  own = [invented.num_own_items(client) for client in range(4)]
+  assert [*map(len, invented.user_names)] == [6, 12, 24, 48]
+  own = [*map(len, invented.own_items)]
   assert own == sorted(own)
   assert own[-1] > 2 * own[0]
   width = (invented.item_attributes >= 0).sum(axis=1)
@@ -469,8 +469,8 @@ def test_assistments():
   assert counts['attributes_per_item'] == pytest.approx(1.20, abs=0.005)
   assert counts['attributes_per_record'] == pytest.approx(1.20, abs=0.01)
   codes = parts.divide(loaded)
-  cut = parts.cut(loaded, codes)
-  assert _num_pairs(loaded) == 236_633 == sum(map(_num_pairs, cut.values()))
+  cut = parts.divided(loaded).values()
+  assert _num_pairs(loaded) == 236_633 == sum(map(_num_pairs, cut))
   # The users' shares are rounded one by one.
   assert np.mean(codes == 2) == pytest.approx(0.2, abs=0.002)
   assert np.mean(codes == 1) == pytest.approx(0.08, abs=0.002)
