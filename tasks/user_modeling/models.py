@@ -7,6 +7,7 @@ or `item`. All other weights are public.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from tasks.user_modeling.options import MODELS as MODELS
 from tasks.user_modeling.options import NCD as NCD
 from tasks.user_modeling.options import NCF as NCF
 
+# N of GUM, the length of its knowledge vectors.
+_WIDTH = 5
 # Layers of users' and of items' weights, for `from_keras`.
 USER_LAYERS = ('user(_.*)?',)
 ITEM_LAYERS = ('item(_.*)?',)
@@ -86,7 +89,6 @@ def build_gum(
   sizes: InputSizes,
   output: AnswerScale = BINARY,
   *,
-  width: int = 5,
   biases: bool = False,
   biases_in_attributes: bool = False,
   identity_relation: bool = False,
@@ -101,7 +103,6 @@ def build_gum(
   Args:
     sizes: Sizes of the model's inputs.
     output: Conversion of scores to predictions.
-    width: N, length of the knowledge vectors.
     biases: True to add biases of the user, of the item and of its attributes,
       and a common one, all initially zero, to the score. Biases of attributes
       are public, with a row per attribute.
@@ -119,8 +120,7 @@ def build_gum(
       'are none of users in attributes. Add --biases, or leave it out.'
     )
   inputs = model_parts.inputs_of(sizes)
-  relation = 'identity' if identity_relation else XAVIER
-  score = _gum_score(inputs, sizes, width, relation)
+  score = _gum_score(inputs, sizes, 'identity' if identity_relation else XAVIER)
   if biases:
     common = model_parts.biases(inputs, sizes)
     of_attributes = model_parts.attribute_biases(
@@ -131,33 +131,27 @@ def build_gum(
 
 
 def _gum_score(
-  inputs: dict[str, Any], sizes: InputSizes, width: int, first_relation: Any
+  inputs: dict[str, Any], sizes: InputSizes, first_relation: str
 ) -> Any:
   """Build GUM's score of a user and an item, without biases."""
   layers = tf.keras.layers
-  relation = layers.Dense(
-    sizes.attributes,
-    use_bias=False,
-    kernel_initializer=first_relation,
-    name='relation',
+  linear = functools.partial(
+    layers.Dense, use_bias=False, kernel_initializer=XAVIER
+  )
+  relation = linear(
+    sizes.attributes, kernel_initializer=first_relation, name='relation'
   )(model_parts.attributes_of(inputs, sizes))
 
   def project(vectors: Any, whose: str) -> Any:
-    return layers.Dense(
-      width,
-      use_bias=False,
-      kernel_initializer=XAVIER,
-      name=f'knowledge_{whose}',
-    )(layers.Multiply(name=f'{whose}_on_attributes')([vectors, relation]))
+    seen = layers.Multiply(name=f'{whose}_on_attributes')([vectors, relation])
+    return linear(_WIDTH, name=f'knowledge_{whose}')(seen)
 
   users = model_parts.looked_up(inputs, sizes, sizes.attributes, 'user')
   items = model_parts.looked_up(inputs, sizes, sizes.attributes, 'item')
   distance = layers.Subtract(name='distance')(
     [project(users, 'user'), project(items, 'item')]
   )
-  return layers.Dense(
-    1, use_bias=False, kernel_initializer=XAVIER, name='hidden'
-  )(distance)
+  return linear(1, name='hidden')(distance)
 
 
 def build_ncd(
