@@ -5,7 +5,7 @@ in the same; TFF's federated EMNIST; FEMNIST as LEAF writes it; and the 1,797
 small digits that come with scikit-learn, which need no file.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import os
 import pathlib
 from typing import Any
@@ -136,18 +136,13 @@ def _read_part(
 
 
 def load_federated_emnist(
-  data_dir: str | os.PathLike[str] | None,
-  *,
-  only_digits: bool = True,
-  load_data: Callable[..., Any] | None = None,
+  data_dir: str | os.PathLike[str] | None, *, only_digits: bool = True
 ) -> Images:
   """Fetch TFF's federated EMNIST, or load it from the cache.
 
   Args:
     data_dir: Its folder `emnist` is the cache.
     only_digits: True to leave out letters: 10 classes instead of 62.
-    load_data: Loads training and test clients;
-      `tff.simulation.datasets.emnist.load_data` by default.
 
   Returns:
     The examples of all writers, followed by the test examples that TFF has of
@@ -156,15 +151,15 @@ def load_federated_emnist(
   Raises:
     DataError: If it cannot be fetched.
   """
-  if load_data is None:
-    import tensorflow_federated as tff
+  import tensorflow_federated as tff
 
-    load_data = tff.simulation.datasets.emnist.load_data
   folder = None
   if data_dir:
     folder = os.path.join(os.path.expanduser(data_dir), FOLDER)
   try:
-    parts = load_data(only_digits=only_digits, cache_dir=folder)
+    parts = tff.simulation.datasets.emnist.load_data(
+      only_digits=only_digits, cache_dir=folder
+    )
   except Exception as error:
     # Any exception of the loader: network, disk, or a broken archive.
     raise DataError(

@@ -170,10 +170,12 @@ def _fake_client_data(*clients: str):
   )
 
 
-def test_federated_emnist_is_read_by_writer(tmp_path):
+def test_federated_emnist_is_read_by_writer(tmp_path, monkeypatch):
   data = _fake_client_data('anna', 'bert'), _fake_client_data('anna')
   load_data = mock.Mock(return_value=data)
-  images = emnist_images.load_federated_emnist(tmp_path, load_data=load_data)
+  datasets = tff.simulation.datasets
+  monkeypatch.setattr(datasets.emnist, 'load_data', load_data)
+  images = emnist_images.load_federated_emnist(tmp_path)
   load_data.assert_called_once_with(
     only_digits=True, cache_dir=str(tmp_path / 'emnist')
   )
