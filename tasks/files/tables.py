@@ -26,10 +26,6 @@ NUMBER = r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?'
 _SEPARATORS = (b',', b';', b'\t', b'|')
 
 
-def _as_they_are(texts: pd.Series) -> pd.Series:
-  return texts
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextTable:
   """The columns of a file.
@@ -51,7 +47,7 @@ class TextTable:
     column: str,
     pattern: str,
     expected: str,
-    parse: Callable[[pd.Series], pd.Series] = _as_they_are,
+    parse: Callable[[pd.Series], pd.Series] = lambda texts: texts,
     remedy: str = '',
   ) -> pd.Series:
     """Parse a column.

@@ -245,23 +245,22 @@ def assemble(
   scale: tuple[float, float],
 ) -> Ratings:
   """Renumber items, sort rows and drop users and items without ratings."""
-  user_ids = table['user_id'].to_numpy()
-  timestamps = table['timestamp'].to_numpy()
-  item_ids, item_codes = np.unique(
-    table['item_id'].to_numpy(), return_inverse=True
-  )
-  # `lexsort` is stable, so equal times keep the order of the file.
-  order = np.lexsort((timestamps, user_ids))
+  item_ids, item_codes = np.unique(table['item_id'], return_inverse=True)
   frame = pd.DataFrame(
     {
-      'user_id': user_ids[order].astype(np.int64),
-      'item_id': item_codes[order].astype(np.int32),
-      'rating': table['rating'].to_numpy()[order].astype(np.float32),
-      'timestamp': timestamps[order].astype(np.int64),
+      'user_id': table['user_id'].astype(np.int64),
+      'item_id': item_codes.astype(np.int32),
+      'rating': table['rating'].astype(np.float32),
+      'timestamp': table['timestamp'].astype(np.int64),
     }
   )
+  # Equal times keep the order of the file.
+  frame = frame.sort_values(
+    ['user_id', 'timestamp'], kind='stable', ignore_index=True
+  )
   if users is not None:
-    users = users[users['user_id'].isin(user_ids)].reset_index(drop=True)
+    users = users[users['user_id'].isin(frame['user_id'])]
+    users = users.reset_index(drop=True)
   return Ratings(
     name=name,
     frame=frame,
