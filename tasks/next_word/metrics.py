@@ -128,9 +128,6 @@ class Accuracy(_OverTokens):
 class Perplexity(_OverTokens):
   """The exponential of the mean cross-entropy."""
 
-  def __init__(self, tokens: Tokens, name: str = 'perplexity', **kwargs: Any):
-    super().__init__(tokens, name, **kwargs)
-
   def measure(
     self, labels: tf.Tensor, logits: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -178,6 +175,6 @@ def build_metrics(tokens: Tokens) -> list[tf.keras.metrics.Metric]:
     Accuracy(tokens),
     Accuracy(tokens, 'accuracy_in_vocabulary', in_vocabulary=True),
     Accuracy(tokens, 'accuracy_top_3', in_vocabulary=True, top=3),
-    Perplexity(tokens),
+    Perplexity(tokens, 'perplexity'),
     NumTokens(tokens.pad),
   ]

@@ -19,6 +19,7 @@ Three rules define tokens:
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import re
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from tasks.next_word.on_disk import Lexicon
 _END_OF_SENTENCE, _END_OF_TEXT = '\0', '\1'
 _ENDS = {_END_OF_SENTENCE: 0, _END_OF_TEXT: 1}
 _MARK = re.compile('[\0\1]')
-# Maximum number of cached words; then the cache is cleared.
+# Maximum number of recent words whose fingerprints are kept.
 _MOST_KNOWN = 2**19
 
 
@@ -86,7 +87,9 @@ class Tokeniser:
 
   def __init__(self, rule: Rule, lexicon: Lexicon):
     self._rule = rule
-    self._known = _Known(lexicon)
+    self._print_of = functools.lru_cache(_MOST_KNOWN)(
+      lambda word: _ENDS[word] if word in _ENDS else lexicon.add(word)
+    )
 
   def cut(self, texts: Sequence[str], max_tokens: int) -> Tokenised:
     """Cut texts into sentences and tokens.
@@ -103,9 +106,7 @@ class Tokeniser:
     if self._rule.lower:
       whole = whole.lower()
     found = self._rule.token.findall(whole)
-    prints = np.fromiter(
-      map(self._known.__getitem__, found), np.uint64, len(found)
-    )
+    prints = np.fromiter(map(self._print_of, found), np.uint64, len(found))
     is_token = prints >= len(_ENDS)
     ends = np.flatnonzero(~is_token)
     lengths = np.diff(ends, prepend=-1) - 1
@@ -117,21 +118,6 @@ class Tokeniser:
       max_tokens,
       self._rule.in_pieces,
     )
-
-
-class _Known(dict[str, int]):
-  """Cache of fingerprints of recent words, with the two ends."""
-
-  def __init__(self, lexicon: Lexicon):
-    super().__init__(_ENDS)
-    self._lexicon = lexicon
-
-  def __missing__(self, word: str) -> int:
-    if len(self) >= _MOST_KNOWN:
-      self.clear()
-      self.update(_ENDS)
-    self[word] = found = self._lexicon.add(word)
-    return found
 
 
 def _limited(cut: Tokenised, most: int, in_pieces: bool) -> Tokenised:
