@@ -247,7 +247,7 @@ class ClassWeights:
           'numbers that are not negative.'
         )
     # The shape of a label without the axis of classes or of one number.
-    inner = shape[:-1] if shape and (has_axis or shape[-1] == 1) else shape
+    inner = shape[:-1]
     label_shape = labels.shape.as_list()
     self.are_one_hot = has_axis and label_shape == shape
     if not self.are_one_hot and label_shape not in (inner, [*inner, 1]):

@@ -62,12 +62,17 @@ def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
     *(model.example_spec['y'], model.prediction_spec, model.replaced_spec),
     *(model.example_spec['weight'], tf.TensorSpec([], tf.bool)),
   )
-  with tf.__internal__.FuncGraph('batch').as_default() as graph:
-    labels, predictions, measured, weight, is_real = tf.nest.map_structure(
-      lambda spec: tracing.placeholder(spec, _BATCH), specs
+
+  def placed(size: int | None = None) -> Any:
+    made = tf.nest.map_structure(
+      lambda spec: tracing.placeholder(spec, size), specs
     )
     if mask is not None:
-      predictions._keras_mask = tracing.placeholder(mask, _BATCH)
+      made[1]._keras_mask = tracing.placeholder(mask, size)
+    return made
+
+  with tf.__internal__.FuncGraph('batch').as_default() as graph:
+    labels, predictions, measured, weight, is_real = placed(_BATCH)
     if model.replaced_spec is model.prediction_spec:
       measured = predictions
     try:
@@ -84,11 +89,7 @@ def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
     if tracing.broadcasts_over(operation, _BATCH):
       raise mixing(f'{operation.type} broadcasts.')
   with tf.__internal__.FuncGraph('open').as_default():
-    labels, predictions, _, weight, is_real = tf.nest.map_structure(
-      tracing.placeholder, specs
-    )
-    if mask is not None:
-      predictions._keras_mask = tracing.placeholder(mask)
+    labels, predictions, _, weight, is_real = placed()
     with explaining(model):
       value = model.loss(labels, predictions, weight, is_real, of=of)
     keras_refusals.refuse_joining(

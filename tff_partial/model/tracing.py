@@ -61,12 +61,7 @@ def traced(fn: Callable[..., Any], *specs: Any) -> Any:
   Our functions need no conversion, which would take longer than the tracing.
   Keras still converts users' code itself, as usual.
   """
-
-  def call(*args: Any) -> Any:
-    _hold_constants(tf.compat.v1.get_default_graph())
-    return fn(*args)
-
-  return unconverted(call).get_concrete_function(*specs)
+  return unconverted(fn).get_concrete_function(*specs)
 
 
 def unconverted(fn: Callable[..., Any]) -> Any:
@@ -74,7 +69,7 @@ def unconverted(fn: Callable[..., Any]) -> Any:
   outside = tf.__internal__.autograph.control_status_ctx()
 
   def call(*args: Any) -> Any:
-    with outside:
+    with keras_scope(outside):
       return fn(*args)
 
   return tf.function(call, autograph=False)
