@@ -26,7 +26,7 @@ Deviation: FedDPA weighs its two adapters by each input; here both count fully.
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -122,8 +122,8 @@ def add_lora(
   variables = [*_frozen(model, kept)]
   places = itertools.count(len(variables))
   tier_of = dict(model.tier_of)
-  for each in adapted:
-    for holder, factor in ((a, each.a), (b, each.b)):
+  for _, *factors in adapted:
+    for holder, factor in zip((a, b), factors, strict=True):
       place = next(places)
       tier_of[factor.name] = tiers.GLOBAL if holder == FROZEN else holder
       variables.append(
@@ -141,14 +141,6 @@ def add_lora(
     return values
 
   return model.with_variables(variables, summed, tier_of, model.given_values)
-
-
-class _Adapted(NamedTuple):
-  """A variable and the two factors that are added to it."""
-
-  kernel: VariableSpec
-  a: VariableSpec
-  b: VariableSpec
 
 
 def _check_choices(rank: int, alpha: float | None, a: str, b: str) -> None:
@@ -218,7 +210,7 @@ def _frozen(model: models.PartialModel, kept: set[str]) -> list[VariableSpec]:
 
 def _adapted(
   model: models.PartialModel, kernel: VariableSpec, rank: int, name: str
-) -> _Adapted:
+) -> tuple[VariableSpec, VariableSpec, VariableSpec]:
   """Return a variable with its two factors, which no layer owns."""
   sizes = [size or 0 for size in kernel.shape]  # None only of local tables.
   sides = [
@@ -245,7 +237,7 @@ def _adapted(
   factor = kernel._replace(
     owners=(), value=None, is_assigned=False, draw_rows=None
   )
-  return _Adapted(
+  return (
     kernel,
     factor._replace(
       name=names[0],

@@ -17,10 +17,8 @@ from tff_partial.model import keras_3
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import keras_refusals
-from tff_partial.model import loss_scaling
 from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
-from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import in_float32
 from tff_partial.model.keras_variables import ModelError
@@ -64,13 +62,7 @@ class Keras3Functions:
     }
     variables = self._variables(layers)
     outputs, self._changed = self._called(variables, inputs)
-    self.spec = KerasSpec(
-      variables,
-      tuple(dict.fromkeys(layer.name for layer in layers)),
-      inputs,
-      outputs,
-      loss_scaling.scale_of(layers),
-    )
+    self.spec = keras_analysis.spec_of(variables, layers, inputs, outputs)
 
   def changed(self) -> frozenset[str]:
     """Return the names of the variables that layers change in training."""
@@ -127,7 +119,7 @@ class Keras3Functions:
     """Call the model in training mode, in a graph that is never run.
 
     Returns:
-      Specs of its outputs, and the names of the variables that it changes.
+      Its outputs, and the names of the variables that it changes.
     """
     with tf.__internal__.FuncGraph('analyse').as_default() as graph:
       outputs, _, updates = self.call(
@@ -137,10 +129,7 @@ class Keras3Functions:
         seed=tf.compat.v1.placeholder(tf.int32, [2]),
       )
     keras_refusals.refuse_lookups(graph, self._layers)
-    specs = tf.nest.map_structure(
-      lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
-    )
-    return specs, frozenset(updates)
+    return outputs, frozenset(updates)
 
   def call(
     self,

@@ -321,8 +321,18 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
   keras_refusals.refuse_lookups(graph, layers)
   for layer in layers:
     keras_refusals.refuse_layer(layer)
+  return spec_of(requests.variables(model, layers), layers, inputs, outputs)
+
+
+def spec_of(
+  variables: tuple[VariableSpec, ...],
+  layers: Sequence[Any],
+  inputs: Any,
+  outputs: Any,
+) -> KerasSpec:
+  """Describe a model by its variables and layers, and outputs of a batch."""
   return KerasSpec(
-    requests.variables(model, layers),
+    variables,
     tuple(dict.fromkeys(layer.name for layer in layers)),
     inputs,
     tf.nest.map_structure(

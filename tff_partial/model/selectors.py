@@ -30,15 +30,11 @@ def _names_variable(
   selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
 ) -> bool:
   """Return true if a selector matches a variable itself, not its layers."""
-  if _is_layer(selector):
-    return False
-  if callable(selector):
-    return bool(selector(variable))
-  if isinstance(selector, str) and selector in layers:
+  if _is_layer(selector) or (isinstance(selector, str) and selector in layers):
     return False
   if isinstance(selector, (str, re.Pattern)):
     return re.fullmatch(selector, variable.name) is not None
-  return False
+  return callable(selector) and bool(selector(variable))
 
 
 def _names_owner(
