@@ -106,7 +106,7 @@ def k_means(
   return KMeans(
     tf.where(is_kept[:, None], centers, 0.0),
     is_kept,
-    row_blocks.unpadded(assignment, points),
+    tf.ensure_shape(assignment[: tf.shape(points)[0]], points.shape[:1]),
     tf.where(is_kept, counts, 0),
   )
 

@@ -35,12 +35,6 @@ def in_blocks(
   )
 
 
-def unpadded(values: tf.Tensor, points: tf.Tensor) -> tf.Tensor:
-  """Return the values of the rows that were given to `in_blocks`."""
-  given = values[: tf.shape(points)[0]]
-  return tf.ensure_shape(given, points.shape[:1])
-
-
 def by_block(
   function: Callable[..., Any], rows: tuple[tf.Tensor, ...], dtypes: Any
 ) -> Any:

@@ -8,7 +8,6 @@ import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import operator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -61,14 +60,13 @@ class Cohort(Sequence[Any]):
     return len(self.client_ids)
 
   def __getitem__(self, position: Any) -> Any:
-    if isinstance(position, slice):
-      return [self[p] for p in range(*position.indices(len(self)))]
-    position = operator.index(position)
-    if position < 0:
-      position += len(self)
-    if not 0 <= position < len(self):
-      raise IndexError(f'The cohort has {len(self)} clients.')
-    group, index = self._places[position]
+    try:
+      place = range(len(self))[position]
+    except IndexError:
+      raise IndexError(f'The cohort has {len(self)} clients.') from None
+    if isinstance(place, range):
+      return [self[each] for each in place]
+    group, index = self._places[place]
     row = group.rows[index]
     read: Mapping[str, Any] = {}
     if group.unread is not None:
