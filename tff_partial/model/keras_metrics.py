@@ -106,8 +106,6 @@ class PureMetrics:
     self._specs = (labels, predictions, weight)
     self._places = places
     self._given = metrics
-    # The output that each metric measures; None for the structure of all.
-    self._outputs: list[Any] = []
     # Their states have one dtype, that of today's policy.
     self.build = keras_variables.keeping_policy(self._build)
     # In a separate graph Keras numbers unnamed metrics from the start, so their
@@ -124,8 +122,7 @@ class PureMetrics:
       )
     spelling.check_names('The metric', self.names, ModelError)
     self._initial = collections.OrderedDict(
-      (metric.name, self._first_state(metric, output))
-      for metric, output in zip(built, self._outputs, strict=True)
+      (metric.name, self._first_state(metric)) for metric in built
     )
 
   def _build(self) -> list[tf.keras.metrics.Metric]:
@@ -137,7 +134,6 @@ class PureMetrics:
       given = given()
     by_output = given if isinstance(given, Mapping) else {None: given}
     built = []
-    self._outputs = []
     for output, wanted in by_output.items():
       if isinstance(given, Mapping) and not isinstance(wanted, (list, tuple)):
         wanted = [wanted]
@@ -151,8 +147,9 @@ class PureMetrics:
         metric = self._metric(one, specs)
         if output is not None:
           metric._name = f'{output}_{metric.name}'
+        # The output that it measures; None for the structure of all.
+        metric._of_output = output
         built.append(metric)
-        self._outputs.append(output)
     return built
 
   def _metric(self, given: Any, specs: Any) -> tf.keras.metrics.Metric:
@@ -197,14 +194,12 @@ class PureMetrics:
       return found
     return tf.keras.metrics.MeanMetricWrapper(found, name=name)
 
-  def _first_state(
-    self, metric: tf.keras.metrics.Metric, output: Any
-  ) -> list[np.ndarray]:
+  def _first_state(self, metric: tf.keras.metrics.Metric) -> list[np.ndarray]:
     """Return a metric's initial state; refuse one that is no sum."""
     with tf.init_scope():
-      self._refuse_scalar(metric, output)
+      self._refuse_scalar(metric)
       # Some metrics wait for shapes.
-      self._measure(metric, output, *map(tracing.one_example, self._specs))
+      self._measure(metric, *map(tracing.one_example, self._specs))
       state = [variable.numpy() for variable in metric.variables]
       # Zeros are no real example, so their measurement may be NaN.
       if any(np.nan_to_num(value).any() for value in state):
@@ -215,17 +210,15 @@ class PureMetrics:
           '`sample_weight`, and sum.'
         )
       zeros = [np.zeros_like(value) for value in state]
-      self._check_counts(metric, output, zeros)
+      self._check_counts(metric, zeros)
     return zeros
 
-  def _refuse_scalar(
-    self, metric: tf.keras.metrics.Metric, output: Any
-  ) -> None:
+  def _refuse_scalar(self, metric: tf.keras.metrics.Metric) -> None:
     """Refuse a function that returns one number for a whole batch."""
     # Subclasses may choose among outputs before the function sees them.
     if type(metric) is not tf.keras.metrics.MeanMetricWrapper:
       return
-    specs = outputs.part_of(output, *self._specs[:2], self._places)
+    specs = outputs.part_of(metric._of_output, *self._specs[:2], self._places)
     labels, predictions = (
       tf.cast(tracing.one_example(spec), metric.dtype) for spec in specs
     )
@@ -237,10 +230,7 @@ class PureMetrics:
       )
 
   def _check_counts(
-    self,
-    metric: tf.keras.metrics.Metric,
-    output: Any,
-    zeros: Sequence[np.ndarray],
+    self, metric: tf.keras.metrics.Metric, zeros: Sequence[np.ndarray]
   ) -> None:
     """Refuse a metric that sums no examples, or that sees those of weight 0."""
     # In labels, in predictions, and the weight.
@@ -252,13 +242,13 @@ class PureMetrics:
 
     try:
       one, two, padded = (
-        self._counted(metric, output, zeros, *batches)
+        self._counted(metric, zeros, *batches)
         for batches in ([[example]], [[example]] * 2, [[example, padding]])
       )
     except (ValueError, TypeError, tf.errors.OpError):
       return  # Ones may be no label.
     finally:
-      self._counted(metric, output, zeros)
+      self._counted(metric, zeros)
     if not close([2.0 * value for value in one], two):
       raise ModelError(
         f'The state of metric {metric.name!r} is no sum: two equal examples '
@@ -274,7 +264,6 @@ class PureMetrics:
   def _counted(
     self,
     metric: tf.keras.metrics.Metric,
-    output: Any,
     zeros: Sequence[np.ndarray],
     *batches: Sequence[Sequence[float]],
   ) -> list[np.ndarray]:
@@ -284,19 +273,18 @@ class PureMetrics:
     for batch in batches:
       parts = [list(map(tracing.one_example, self._specs, e)) for e in batch]
       joined = tf.nest.map_structure(lambda *same: tf.concat(same, 0), *parts)
-      self._measure(metric, output, *joined)
+      self._measure(metric, *joined)
     return [variable.numpy() for variable in metric.variables]
 
   def _measure(
     self,
     metric: tf.keras.metrics.Metric,
-    output: Any,
     labels: Any,
     predictions: Any,
     weight: tf.Tensor,
   ) -> None:
     """Update a metric's variables."""
-    places = self._places
+    output, places = metric._of_output, self._places
     weight = outputs.weight_of(output, labels, weight, places)
     labels, predictions = outputs.part_of(output, labels, predictions, places)
     mask = keras_functions.mask_of(predictions)
@@ -328,9 +316,7 @@ class PureMetrics:
     result = collections.OrderedDict()
     for position, name in enumerate(self.names):
       metric, variables = self._metric_on(position, state[name])
-      self._measure(
-        metric, self._outputs[position], labels, predictions, weight
-      )
+      self._measure(metric, labels, predictions, weight)
       try:
         result[name] = [tf.identity(v.value()) for v in variables]
       except ValueError as error:
@@ -361,16 +347,12 @@ class PureMetrics:
     self, position: int, state: Sequence[tf.Tensor]
   ) -> tuple[tf.keras.metrics.Metric, list[keras_variables.StateTensor]]:
     """Build one metric on tensors, in the order of its variables."""
-
-    def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
-      del next_creator  # A tensor takes the variable's place.
-      return keras_variables.stand_in(request)
-
-    with keras_variables.answering_variables(answer):
+    with keras_variables.answering_variables(
+      lambda _, **request: keras_variables.stand_in(request)
+    ):
       metric = self.build()[position]
       if len(metric.variables) < len(state):
-        zeros = map(tracing.one_example, self._specs)
-        self._measure(metric, self._outputs[position], *zeros)
+        self._measure(metric, *map(tracing.one_example, self._specs))
     variables = list(metric.variables)
     for variable, tensor in zip(variables, state, strict=True):
       variable.assign(tensor)
