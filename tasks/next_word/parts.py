@@ -41,14 +41,6 @@ class Part:
   newer: np.ndarray
   knows_past: bool = False
 
-  def describe(self) -> dict[str, int]:
-    """Count users and sentences."""
-    counted = [self.newer] if self.knows_past else [self.older, self.newer]
-    return {
-      'users': len(self.users),
-      'sentences': sum(int(np.diff(bounds).sum()) for bounds in counted),
-    }
-
 
 def divide_users(sentences: Sentences, *, seed: int = 0) -> dict[str, Part]:
   """Divide users at random.
@@ -125,7 +117,12 @@ def divide_sentences(sentences: Sentences) -> dict[str, Part]:
 
 def describe(parts: Mapping[str, Part]) -> dict[str, Any]:
   """Count users and sentences of each part."""
-  return {part: held.describe() for part, held in parts.items()}
+  counted = {}
+  for part, held in parts.items():
+    ranges = [held.newer] if held.knows_past else [held.older, held.newer]
+    number = int(np.diff(ranges).sum())
+    counted[part] = {'users': len(held.users), 'sentences': number}
+  return counted
 
 
 def _halves(users: np.ndarray, first: np.ndarray, last: np.ndarray) -> Part:

@@ -33,26 +33,15 @@ def macro(counts: Any) -> tf.Tensor:
   return (yes + no) / 2
 
 
-def average(counts: Any) -> tf.Tensor:
+def average(counts: Any, is_weighted: bool = False) -> tf.Tensor:
   """Compute FedEmbed's F1: macro per sub-population, then their mean.
 
   Sub-populations without examples are left out; without any example the result
-  is NaN.
+  is NaN. If it is weighted, sub-populations count by their examples.
   """
-  return _mean(macro(counts), tf.cast(_sizes(counts) > 0, tf.float32))
-
-
-def weighted(counts: Any) -> tf.Tensor:
-  """Compute the same, with sub-populations weighted by their examples."""
-  return _mean(macro(counts), _sizes(counts))
-
-
-def _mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-  return tf.reduce_sum(values * weights) / tf.reduce_sum(weights)
-
-
-def _sizes(counts: Any) -> tf.Tensor:
-  return tf.reduce_sum(tf.cast(counts, tf.float32), axis=-1)
+  sizes = tf.reduce_sum(tf.cast(counts, tf.float32), axis=-1)
+  weights = sizes if is_weighted else tf.cast(sizes > 0, tf.float32)
+  return tf.reduce_sum(macro(counts) * weights) / tf.reduce_sum(weights)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -117,7 +106,7 @@ class PreferenceF1(tf.keras.metrics.Metric):
     )
 
   def result(self) -> tf.Tensor:
-    return weighted(self.counts) if self.is_weighted else average(self.counts)
+    return average(self.counts, self.is_weighted)
 
   def get_config(self) -> dict[str, Any]:
     return {

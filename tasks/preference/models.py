@@ -81,7 +81,6 @@ def build_preference(
   shape: tuple[int, int],
   ink: int,
   embedding_size: int = 0,
-  activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
   """Build FedEmbed's model with a single head, from images to two logits.
@@ -91,14 +90,14 @@ def build_preference(
   of the image, and is appended to the features. For other methods, combine
   `build_personal_embedding`, `append_to_image` and `build_encoder`.
 
-  The encoder is built from the arguments of `build_encoder`.
+  The encoder is built of its first two arguments, as by `build_encoder`.
   """
   images, values = scaled_input(shape, ink)
   personal = None
   if embedding_size:
     personal = build_personal_embedding(embedding_size)(images)
     values = append_to_image(values, personal)
-  features = encoder(shape, values.shape[-1], activation)(values)
+  features = encoder(shape, values.shape[-1])(values)
   if personal is not None:
     features = tf.keras.layers.Concatenate(name='with_embedding')(
       [features, personal]
@@ -112,7 +111,6 @@ def build_fed_embed(
   ink: int,
   embedding_size: int,
   num_groups: int,
-  activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
   spread: float = 1.0,
   num_types: int | None = None,
@@ -127,7 +125,7 @@ def build_fed_embed(
   images, values = scaled_input(shape, ink)
   personal = build_personal_embedding(embedding_size, spread)(images)
   values = append_to_image(values, personal)
-  features = encoder(shape, values.shape[-1], activation)(values)
+  features = encoder(shape, values.shape[-1])(values)
   dense = tf.keras.layers.Dense
   joined = tf.keras.layers.Concatenate(name='with_embedding')(
     [features, personal]
@@ -150,7 +148,6 @@ def build_clustered(
   shape: tuple[int, int],
   ink: int,
   num_groups: int,
-  activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
   by_head: bool = False,
 ) -> tf.keras.Model:
@@ -162,7 +159,7 @@ def build_clustered(
   """
   layers = tf.keras.layers
   images, values = scaled_input(shape, ink)
-  encode = encoder(shape, values.shape[-1], activation)
+  encode = encoder(shape, values.shape[-1])
   features = encode(values)
   size = features.shape[-1] + 1
   if by_head:

@@ -134,16 +134,18 @@ class PreferenceTask(task.MeasuredByProtocol):
       "the algorithm's model does not have it. Leave it out.",
     )
     shape, ink = self.images.shape, self.images.ink
-    activation = options.activation or None
+    encoder = functools.partial(
+      self._build_encoder, activation=options.activation or None
+    )
     metrics = functools.partial(build_metrics, self.shares)
     if has_types or has_centers:
-      common = (self.num_groups, activation, self._build_encoder)
       build = (
         functools.partial(
           preference_models.build_clustered,
           shape,
           ink,
-          *common,
+          self.num_groups,
+          encoder,
           by_head=user == task.HEAD_CLUSTERS,
         )
         if has_centers
@@ -153,7 +155,8 @@ class PreferenceTask(task.MeasuredByProtocol):
           ink,
           # The longest that fits onto the diagonal.
           options.embedding_size or min(shape),
-          *common,
+          self.num_groups,
+          encoder,
           options.embedding_spread,
           self._num_kinds,
         )
@@ -175,8 +178,7 @@ class PreferenceTask(task.MeasuredByProtocol):
         shape,
         ink,
         options.embedding_size,
-        activation,
-        self._build_encoder,
+        encoder,
       ),
       user,
       own,

@@ -103,11 +103,11 @@ def test_sub_populations_count_alike_or_by_their_size():
   # One that is right about all of 30, one that is wrong about all of 10.
   counts = [[15, 0, 0, 15], [0, 5, 5, 0]]
   assert float(f1.average(counts)) == pytest.approx(0.5)
-  assert float(f1.weighted(counts)) == pytest.approx(0.75)
+  assert float(f1.average(counts, True)) == pytest.approx(0.75)
   # Who is not there does not count; nobody at all is no number.
   assert float(f1.average([*counts, [0, 0, 0, 0]])) == pytest.approx(0.5)
   assert np.isnan(float(f1.average([[0, 0, 0, 0]])))
-  assert np.isnan(float(f1.weighted([[0, 0, 0, 0]])))
+  assert np.isnan(float(f1.average([[0, 0, 0, 0]], True)))
 
 
 def test_f1_by_prevalence():
@@ -146,7 +146,7 @@ def test_the_metric_counts_what_the_functions_take():
   np.testing.assert_array_equal(by_name['f1'].counts, counts)
   for name, expected in {
     'f1': f1.average(counts),
-    'f1_weighted': f1.weighted(counts),
+    'f1_weighted': f1.average(counts, True),
     'f1_0': f1.macro(counts[0]),
     'f1_1': 1.0,
     'f1_2': np.nan,
