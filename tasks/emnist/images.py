@@ -229,10 +229,7 @@ def _of_writers(
 ) -> Images:
   """Join the images of writers, on which 1 is paper.
 
-  Args:
-    name: The name of the data set.
-    num_classes: The number of characters.
-    parts: Those for training and, if the publisher divides them, for tests.
+  Parts are for training and, if the publisher divides them, for tests.
   """
   pixels, labels, writers, is_test = [], [], [], []
   for number, part in enumerate(parts):

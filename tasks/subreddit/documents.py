@@ -211,10 +211,7 @@ class DocumentTask(task.Task):
   ) -> dict[str, Any]:
     """Return the fields of some documents that the spec asks for.
 
-    Args:
-      rows: Positions of the documents.
-      num_past: Number of leading documents to personalise on.
-      example_spec: Fields of an example.
+    The first `num_past` of them are those to personalise on.
     """
     x: Any = self._texts[rows]
     if isinstance(example_spec['x'], Mapping):

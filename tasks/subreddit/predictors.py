@@ -105,13 +105,8 @@ def _of_nearest(
 ) -> np.ndarray:
   """Return the label of each author's known document nearest in time.
 
-  Args:
-    documents: All documents, sorted by author and time.
-    own: Positions of known documents; of two equally near the earlier counts.
-    otherwise: Value for authors without known documents.
-
-  Returns:
-    `[documents]`.
+  Of two equally near ones the earlier counts. For authors without known
+  documents it is `otherwise`.
   """
   labels = np.full(len(documents), otherwise)
   best = np.full(len(documents), np.inf)

@@ -85,11 +85,7 @@ class Keras2Functions:
   ) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
     """Build the model on tensors; return predictions, losses and new states.
 
-    Args:
-      tensors: Variable name to value.
-      inputs: A batch of inputs.
-      training: True if layers such as dropout behave as in training.
-      seed: int32 `[2]`, for the draws of such layers.
+    Arguments are as for `PartialModel.call`; `tensors` are of all variables.
 
     Raises:
       ModelError: If the model asks for other variables than when analysed.

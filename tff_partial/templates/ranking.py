@@ -146,12 +146,8 @@ def _check_items(
 class _Catalogue(NamedTuple):
   """All items, and how a model scores them.
 
-  Attributes:
-    num_items: Their number.
-    item: As for `build_ranking_eval`.
-    output: As for `build_ranking_eval`.
-    read: The weights that the model reads.
-    num_top: As for `build_ranking_eval`.
+  Attributes are as for `build_ranking_eval`; `read` gives the weights that the
+  model reads.
   """
 
   num_items: int
