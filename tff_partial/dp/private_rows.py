@@ -129,8 +129,4 @@ class RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
     def merge(one: Any, other: Any) -> Any:
       return tf.nest.map_structure(tf.add, one, other)
 
-    @tff.tensorflow.computation(total_type)
-    def report(total: Any) -> Any:
-      return total
-
-    return accumulating(value_type, zero, accumulate, merge, report)
+    return accumulating(value_type, zero, accumulate, merge)

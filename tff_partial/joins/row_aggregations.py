@@ -17,7 +17,7 @@ def accumulating(
   zero: tff.Computation,
   accumulate: tff.Computation,
   merge: tff.Computation,
-  report: tff.Computation,
+  report: tff.Computation | None = None,
 ) -> tff.templates.AggregationProcess:
   """Return the process of a `tff.federated_aggregate` that keeps no state.
 
@@ -26,8 +26,12 @@ def accumulating(
     zero: () -> the first accumulator.
     accumulate: (accumulator, a client's value) -> accumulator.
     merge: (accumulator, accumulator) -> accumulator.
-    report: (accumulator) -> the result.
+    report: (accumulator) -> the result; the accumulator itself by default.
   """
+  if report is None:
+    report = tff.tensorflow.computation(
+      lambda total: total, merge.type_signature.result
+    )
 
   @tff.federated_computation
   def initialize() -> Any:
@@ -82,9 +86,7 @@ class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
     def merge(one: Any, other: Any) -> Any:
       return one + other
 
-    report = tff.tensorflow.computation(lambda total: total, total_type)
-    zero = zeros_of(total_type)
-    return accumulating(value_type, zero, accumulate, merge, report)
+    return accumulating(value_type, zeros_of(total_type), accumulate, merge)
 
 
 class BestMovesFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -101,8 +103,7 @@ class BestMovesFactory(tff.aggregators.UnweightedAggregationFactory):
         moves=tf.where(is_better[:, tf.newaxis], sent['moves'], kept['moves']),
       )
 
-    same = tff.tensorflow.computation(lambda kept: kept, value_type)
-    return accumulating(value_type, zeros_of(value_type), better, better, same)
+    return accumulating(value_type, zeros_of(value_type), better, better)
 
 
 class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
