@@ -181,6 +181,7 @@ class Population:
   `pack`, `from_pandas` and `from_tff` make populations (see `packing.py`).
 
   Attributes:
+    client_ids: Ids of all clients, in a fixed order.
     example_spec: Spec of one example.
     num_filtered: Number of clients left out for too few examples.
     vocabularies: Column of a data frame to the vocabulary that encoded its
@@ -221,27 +222,22 @@ class Population:
     self.num_filtered = num_filtered
     self.vocabularies = dict(vocabularies or {})
     self.dropped = dropped
-    self._client_ids = tuple(client_ids)
+    self.client_ids = tuple(client_ids)
     self._fingerprint: str | None = None
     self._warned: set[str] = set()
-    self._index = {client: i for i, client in enumerate(self._client_ids)}
-    check_distinct(self._client_ids)
+    self._index = {client: i for i, client in enumerate(self.client_ids)}
+    check_distinct(self.client_ids)
     self._counts = np.diff(offsets)
     self._buckets = buckets.fill(
-      self._client_ids,
+      self.client_ids,
       flat,
       np.asarray(offsets),
       capacities,
       table_rows.count(
-        example_spec, self._client_ids, flat, np.asarray(offsets), num_rows
+        example_spec, self.client_ids, flat, np.asarray(offsets), num_rows
       ),
       buckets.lengths_of(example_spec, flat, np.asarray(offsets), lengths),
     )
-
-  @property
-  def client_ids(self) -> tuple[str, ...]:
-    """Ids of all clients, in a fixed order."""
-    return self._client_ids
 
   @property
   def num_examples(self) -> int:
@@ -249,7 +245,7 @@ class Population:
     return int(self._counts.sum())
 
   def __len__(self) -> int:
-    return len(self._client_ids)
+    return len(self.client_ids)
 
   def __repr__(self) -> str:
     counts = self._counts
@@ -329,7 +325,7 @@ class Population:
     client, place = np.nonzero(is_real)
 
     def which(example: int) -> str:
-      name = self._client_ids[bucket.indices[client[example]]]
+      name = self.client_ids[bucket.indices[client[example]]]
       return f'example {place[example]} of client {name!r}'
 
     examples.check_ids(array[is_real], ids, path, which)

@@ -48,18 +48,18 @@ class Fields:
     flat = tf.nest.flatten(structure)
     places = tf.nest.pack_sequence_as(structure, list(range(len(flat))))
     paths = {place: name for name, place in examples.leaves(places, path)}
-    self._names = names_of([paths[place] for place in range(len(flat))])
-    self.specs = dict(zip(self._names, flat, strict=True))
+    names = names_of(paths[place] for place in range(len(flat)))
+    self.specs = dict(zip(names, flat, strict=True))
 
   def packed(self, given: Tensors) -> Any:
     """Return the structure of tensors given by name."""
-    flat = [given[name] for name in self._names]
+    flat = [given[name] for name in self.specs]
     return tf.nest.pack_sequence_as(self._structure, flat)
 
   def flat(self, structure: Any) -> dict[str, tf.Tensor]:
     """Return the tensors of a structure by name."""
     tf.nest.assert_same_structure(structure, self._structure)
-    return dict(zip(self._names, tf.nest.flatten(structure), strict=True))
+    return dict(zip(self.specs, tf.nest.flatten(structure), strict=True))
 
   def batched(self, size: int | None) -> dict[str, tf.TensorSpec]:
     """Return specs of `size` examples, or of any number if None."""

@@ -77,7 +77,6 @@ class LossOfOutputs:
       weights: Spec of an example's weight: a number, or one for each output
         with a loss.
     """
-    self._is_named = isinstance(given, Mapping)
     self.losses = {
       output: losses.as_loss(loss)
       for output, loss in by_output(given).items()
@@ -86,7 +85,7 @@ class LossOfOutputs:
     if not self.losses:
       raise ModelError(f'loss={given!r}: no output has a loss.')
     self.places = None
-    if not self._is_named:
+    if not isinstance(given, Mapping):
       self.places = {o: place for place, o in enumerate(self.losses)}
     summed = [o for o, loss in self.losses.items() if losses.is_summed(loss)]
     if summed:
@@ -141,19 +140,20 @@ class LossOfOutputs:
         'return a mapping to name them, '
         "`tf.keras.Model(inputs, {'name': output})`."
       )
-    if isinstance(given, Mapping) and self._is_named:
+    if isinstance(given, Mapping) and self.places is None:
       names = dict.fromkeys([*self.losses, *given])
       return {o: given[o] for o in names if o in given}
-    return given or self._packed(
-      {o: losses.assumed_labels(known[o], f) for o, f in self.losses.items()}
-    )
-
-  def _packed(self, found: dict[Any, Any]) -> Any:
-    return found if self._is_named else tuple(found.values())
+    if given:
+      return given
+    found = {
+      output: losses.assumed_labels(known[output], loss)
+      for output, loss in self.losses.items()
+    }
+    return found if self.places is None else tuple(found.values())
 
   def of(self, labels: Any) -> dict[Any, Any]:
     """Return the label of each output with a loss."""
-    if self._is_named:
+    if self.places is None:
       return {output: labels[output] for output in self.losses}
     return dict(zip(self.losses, labels, strict=True))
 
@@ -196,10 +196,10 @@ class LossOfOutputs:
     """
     known = by_output(outputs)
     found = {}
-    for place, (output, loss) in enumerate(self.losses.items()):
-      ranges = losses.classes(None, known[output], loss).get('y')
-      if ranges:
-        found[f'y.{output}' if self._is_named else f'y[{place}]'] = ranges
+    for output, loss in self.losses.items():
+      path = f'.{output}' if self.places is None else f'[{self.places[output]}]'
+      for field, ranges in losses.classes(None, known[output], loss).items():
+        found[field + path] = ranges
     return found
 
 
