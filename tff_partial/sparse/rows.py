@@ -220,26 +220,17 @@ def first_of_equals(
     count: tf.Tensor, is_found: tf.Tensor, first: tf.Tensor
   ) -> tuple[tf.Tensor, ...]:
     hashed = _hash(ids, count) % tf.cast(num_slots, tf.uint32)
-    slot = tf.where(
-      tf.logical_and(tf.equal(count, 0), num_slots > num_rows + 1),
-      row,
-      tf.cast(hashed, tf.int32),
-    )
+    is_by_row = tf.equal(count, 0) & (num_slots > num_rows + 1)
+    slot = tf.where(is_by_row, row, tf.cast(hashed, tf.int32))
     firsts = tf.math.unsorted_segment_min(
       tf.where(is_found, number, position), slot, num_slots
     )
     found = tf.minimum(tf.gather(firsts, slot), number - 1)
-    is_new = tf.logical_and(
-      tf.logical_not(is_found), tf.equal(tf.gather(ids, found), ids)
-    )
-    return (
-      count + 1,
-      tf.logical_or(is_found, is_new),
-      tf.where(is_new, found, first),
-    )
+    is_new = ~is_found & tf.equal(tf.gather(ids, found), ids)
+    return count + 1, is_found | is_new, tf.where(is_new, found, first)
 
   _, _, first = tf.while_loop(
-    lambda count, is_found, first: tf.reduce_any(tf.logical_not(is_found)),
+    lambda count, is_found, first: tf.reduce_any(~is_found),
     turn,
     (tf.constant(0), tf.fill([number], is_needless), position),
     shape_invariants=(
