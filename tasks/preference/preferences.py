@@ -75,12 +75,14 @@ def draw(
     for number in range(count):
       user = f'{kind}-{number:04d}'
       choose = random_bits.generator(seed, 'preference', user).choice
-      drawn = [choose(p, half, replace=False) for p in (piles[kind], others)]
+      own = [
+        choose(pile, half, replace=False) for pile in (piles[kind], others)
+      ]
       order = random_bits.generator(seed, 'order', user)
       begin = 0
       for part, size in sizes.items():
         end = begin + size // 2
-        mine = np.concatenate([pile[begin:end] for pile in drawn])
+        mine = np.concatenate([pile[begin:end] for pile in own])
         parts[part][user] = order.permutation(mine)
         begin = end
   return parts

@@ -125,7 +125,7 @@ def measure(
     np.concatenate([[], *(getattr(each, name) for each in held)])
     for name in ('answer', 'prediction')
   )
-  chosen = cuts.choose(sum(each.validation for each in held))
+  chosen = cuts.choose(np.sum([each.validation for each in held], axis=0))
   found = {'accuracy_cut': cuts.accuracy(answer, prediction, chosen, scale)}
   if scale == _BINARY:
     found['auc'] = exact_auc(answer, prediction)
