@@ -118,13 +118,13 @@ def main(report: Report) -> None:
   """Print the table, and write it with the figures."""
   if not report.sweep_dir:
     raise OptionError('--sweep_dir: name a folder of runs.')
+  from tasks.searching import plan as plans
   from tasks.searching import reporting
-  from tasks.searching import trials
 
   curves, tables = analysis.curves, analysis.tables
   folder = pathlib.Path(report.report_dir or report.sweep_dir[0])
   searched, *others = map(pathlib.Path, report.sweep_dir)
-  if not others and (searched / trials.JOURNAL).exists():
+  if not others and (searched / plans.JOURNAL).exists():
     report.refuse_set(
       set(report.flags()) - {'sweep_dir', 'report_dir'},
       f'{searched} is the folder of a search, whose report has no such choice. '

@@ -39,6 +39,7 @@ from tasks.searching import grids
 from tasks.searching import plan as plans
 from tasks.shared_options import data_name
 from tff_partial import analysis
+from tff_partial.training import files
 from tff_partial_programs import recipes
 
 
@@ -135,9 +136,9 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> int:
     )
   arguments = [f'--recipe={name}' for name in sweep.recipes]
   plan = plans.make(search, [*arguments, *_passed_on])
-  from tasks.searching import trials
+  from tasks.searching import trials  # Slow, since it imports TensorFlow.
 
-  if not (root / trials.JOURNAL).exists():
+  if not (root / plans.JOURNAL).exists():
     trials.check(plan)
   when = 'at the end'
   if plan.pruner != plans.NEVER:
@@ -271,11 +272,7 @@ def main(sweep: Sweep, search: plans.Search) -> int:
   again = grids.repeated([runs[0] for runs in rows.values()], sweep.repeat)
   refused = _refused({**todo, **again}, [*grid, *_passed_on])
   failed = {name: why for name, why in refused.items() if name in todo}
-  # Slow, since they import TensorFlow.
-  from tasks.searching import trials
-  from tff_partial.training import files
-
-  if (root / trials.JOURNAL).exists():
+  if (root / plans.JOURNAL).exists():
     raise OptionError(
       f'--sweep_dir={root}: the folder holds a search, whose report leaves '
       'other runs out. Choose another one.'

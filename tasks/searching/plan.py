@@ -12,6 +12,8 @@ from tasks.options import option
 from tasks.options import Options
 from tff_partial_programs import spelling
 
+# The file of a search's trials, in its folder.
+JOURNAL = 'search.journal'
 HALVING, MEDIAN, NEVER = 'halving', 'median', 'never'
 MINIMIZE, MAXIMIZE = 'minimize', 'maximize'
 _VALIDATION = 'validation'

@@ -23,7 +23,6 @@ from tff_partial.training import files
 # Runs `tasks.train` with some arguments, and returns its exit status.
 Train = Callable[[Sequence[str]], int]
 
-JOURNAL = 'search.journal'
 _NAME = 'search'
 # Attributes of the study and of trials.
 SETTINGS, WHY, EPSILON, DELTA = 'settings', 'why', 'epsilon', 'delta'
@@ -52,7 +51,7 @@ def load(root: pathlib.Path, plan: plans.Plan | None = None) -> Any:
   library = plans.optuna()
   from optuna.storages import journal
 
-  path = root / JOURNAL
+  path = root / plans.JOURNAL
   try:
     storage = library.storages.JournalStorage(
       journal.JournalFileBackend(str(path))
@@ -97,7 +96,7 @@ def run(plan: plans.Plan, root: pathlib.Path, train: Train) -> Any:
   root.mkdir(parents=True, exist_ok=True)
   lock = files.locked(root)
   try:
-    _mend_journal(root / JOURNAL)
+    _mend_journal(root / plans.JOURNAL)
     study = load(root, plan)
     ended = [trial.state.is_finished() for trial in study.trials]
     for number in range(plan.search.trials):

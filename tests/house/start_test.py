@@ -52,6 +52,18 @@ def test_tensorflow_comes_with_tff_our_runtime_and_our_layers(code):
   assert done.stdout == 'PrivateVector\n', done.stderr
 
 
+@pytest.mark.slow
+def test_a_sweep_waits_for_no_tensorflow_before_its_runs(tmp_path):
+  code = (
+    'import sys; from tasks import sweep; from tasks.searching import plan\n'
+    'sweep._run = lambda *_: print("tensorflow" in sys.modules)\n'
+    f'grid = sweep.Sweep({str(tmp_path)!r}, grid=("seed=0,1",))\n'
+    'sweep.main(grid, plan.Search())'
+  )
+  lines = python('-c', code).stdout.splitlines()
+  assert lines[1::2] == ['False', 'False'] and lines[-1] == 'False'
+
+
 @pytest.mark.parametrize('name', tff_partial_programs.PROGRAMS)
 def test_help_fits_two_screens(name):
   done = python('-m', f'tasks.{name}', '--help')

@@ -19,6 +19,7 @@ from tasks import report
 from tasks import sweep
 from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
+from tasks.experiment.command_line import program as program_lib
 from tasks.searching import plan as plans
 from tasks.searching import reporting
 from tasks.searching import trials
@@ -484,6 +485,7 @@ def test_a_sweep_warns_once_of_what_was_written(tmp_path, monkeypatch, caplog):
     'nor do its evaluations.',
   ]
   # Its runs do not, although their command lines have the recipe's flags.
+  monkeypatch.setattr(program_lib, '_end_with_sweep', lambda: None)
   for (_, _, _, *arguments), environment in started[:2]:
     for name in set(environment) - set(os.environ):
       monkeypatch.setenv(name, environment[name])
@@ -588,7 +590,7 @@ def test_a_folder_of_runs_is_of_one_sweep_or_search(tmp_path, monkeypatch):
   commands.is_for_users(_seeds(searched), f'{searched}: the folder holds a sea')
   here = f'--sweep_dir={grid}', f'--search={_RATE}=log:0.1:1', '--', *_BASE
   commands.is_for_users(run_here('sweep', *here), f'{grid}: the folder holds')
-  assert not (grid / trials.JOURNAL).exists()
+  assert not (grid / plans.JOURNAL).exists()
 
 
 def test_flags_of_the_runs_of_a_sweep_follow_two_dashes(tmp_path):
@@ -613,7 +615,7 @@ def test_a_search_without_optuna_says_what_to_type(tmp_path, monkeypatch):
 
 
 def test_another_file_is_no_journal(tmp_path):
-  (tmp_path / trials.JOURNAL).write_text('no journal\n')
+  (tmp_path / plans.JOURNAL).write_text('no journal\n')
   with pytest.raises(OptionError, match='no journal of a search'):
     trials.run(_plan(), tmp_path, Trainer())
 
@@ -628,6 +630,14 @@ def _command(folder: pathlib.Path) -> list[str]:
     *('--first_rung=2', f'--search={_RATE}=log:0.01:1'),
     *('--', *commands.SMALL, '--set=tensorboard=false'),
   )
+
+
+def test_a_run_whose_sweep_was_killed_before_it_began_ends(monkeypatch):
+  # Another process may have the sweep's number now.
+  monkeypatch.setenv(command_line.OF_SWEEP, str(os.getpid()))
+  monkeypatch.setattr(program_lib.ctypes, 'CDLL', mock.Mock())
+  with pytest.raises(SystemExit):
+    program_lib._end_with_sweep()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from tff_partial.analysis.errors import AnalysisError
-from tff_partial.training import metrics_log
+from tff_partial.training import files
 
 FLAGS_FILE = 'flags.txt'
 # Before the name and value of an option that has no flag of its own.
@@ -135,7 +135,7 @@ class RunFolder:
     Raises:
       AnalysisError: If the file is missing or not such a table.
     """
-    path = self.folder / metrics_log.METRICS_FILE
+    path = self.folder / files.METRICS_FILE
     if not path.exists():
       raise AnalysisError(
         f'{path}: there is no table of rounds. Give a folder that a run wrote '
@@ -146,7 +146,7 @@ class RunFolder:
     text = text[: text.rfind('\n') + 1]
     try:
       frame = pd.read_csv(io.StringIO(text))
-      return frame.set_index(metrics_log.ROUND)
+      return frame.set_index(files.ROUND)
     except (KeyError, ValueError) as error:
       raise AnalysisError(
         f'{path}: not a table with a row a round ({error}). Move it away. '
@@ -183,7 +183,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
       )
     places = {
       path.parent
-      for file in (FLAGS_FILE, RESULT_FILE, metrics_log.METRICS_FILE)
+      for file in (FLAGS_FILE, RESULT_FILE, files.METRICS_FILE)
       for path in root.rglob(file)
     }
     if not places:

@@ -11,6 +11,8 @@ from absl import logging
 
 from tff_partial.training.errors import RunError
 
+# The table of rounds in a run's folder, and its first column.
+METRICS_FILE, ROUND = 'metrics.csv', 'round'
 # Checkpoints kept: the newest, and one more in case the newest is damaged.
 NUM_KEPT = 2
 # What to do where nothing can be written.

@@ -25,8 +25,7 @@ from tff_partial import evaluation
 from tff_partial.training import files
 from tff_partial.training.errors import RunError
 
-METRICS_FILE = 'metrics.csv'
-ROUND = 'round'
+METRICS_FILE, ROUND = files.METRICS_FILE, files.ROUND
 # The folder of TensorBoard's events.
 TENSORBOARD = 'tensorboard'
 # Marks values that TensorBoard shows as a curve.

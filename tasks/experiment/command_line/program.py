@@ -17,7 +17,6 @@ from typing import Any
 
 from absl import app
 from absl import logging
-import psutil
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line import flags
@@ -118,10 +117,10 @@ def _end_with_sweep() -> None:
   sweep = os.environ.get(OF_SWEEP)
   if sweep is None:
     return
-  if sys.platform == 'linux' and os.getppid() == int(sweep):
+  if sys.platform == 'linux':
     kill = ctypes.c_ulong(signal.SIGKILL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, kill)
-  if not psutil.pid_exists(int(sweep)):
+  if os.getppid() != int(sweep):  # It was killed before.
     sys.exit(128 + signal.SIGKILL)
 
 
