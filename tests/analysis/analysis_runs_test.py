@@ -88,7 +88,6 @@ def test_missing_and_damaged_folders_are_refused(tmp_path):
   folder = folders.write(tmp_path, 'a')
   said = 'result.json: not the result of a run'
   for text in (
-    '{"seed": 0,',
     '{"test": {"unseen": null}}',
     '{"test": {"unseen": {}}, "data": 3}',
   ):
@@ -436,6 +435,14 @@ def test_the_report_counts_what_unfinished_private_runs_spent(tmp_path, capsys):
   report.main(report.Report(sweep_dir=(str(tmp_path),)))
   printed = capsys.readouterr().out
   assert '2 private runs on the same users cost epsilon 11.5 at' in printed
+
+
+def test_a_result_that_was_cut_off_is_that_of_an_unfinished_run(sweep, capsys):
+  (sweep / 'a1' / 'result.json').write_text('{"seed": 0,')
+  report.main(report.Report(sweep_dir=(str(sweep),)))
+  table = capsys.readouterr().out
+  assert '| 1 | 1, 1 unfinished | 0.8000 |' in table
+  assert f'- {sweep / "a1"}: unfinished (its result.json is not JSON,' in table
 
 
 def test_costs_to_other_users_are_not_added_up(tmp_path, capsys):

@@ -64,6 +64,7 @@ class RunFolder:
     result: Its result, or None if it has none. A run that was asked for more
       rounds has its former result until it ends.
     failure: Why it failed in a sweep; None if it did not.
+    damage: What is wrong with a result that was cut off, if it was.
   """
 
   folder: pathlib.Path
@@ -71,6 +72,7 @@ class RunFolder:
   flags: Mapping[str, str]
   result: Mapping[str, Any] | None
   failure: str | None = None
+  damage: str | None = None
 
   @property
   def state(self) -> str:
@@ -232,7 +234,7 @@ def _read(folder: pathlib.Path, root: pathlib.Path) -> RunFolder:
     if line.startswith('--')
   }
   name = str(folder.relative_to(root)) if folder != root else ''
-  path, result = folder / RESULT_FILE, None
+  path, result, damage = folder / RESULT_FILE, None, None
   if path.exists():
     try:
       result = json.loads(path.read_text(encoding='utf-8'))
@@ -243,12 +245,17 @@ def _read(folder: pathlib.Path, root: pathlib.Path) -> RunFolder:
         isinstance(p, dict) for p in (*result['test'].values(), *parts)
       ):
         raise ValueError('parts of it have no names')
+    except json.JSONDecodeError as error:
+      damage = (
+        f'its {RESULT_FILE} is not JSON, {error}: delete the file and run the '
+        'training command again'
+      )
     except (KeyError, RecursionError, TypeError, ValueError) as error:
       raise AnalysisError(
         f'{path}: not the result of a run ({error}). Delete this file and run '
         'the training command again.'
       ) from error
-  return RunFolder(folder, name, flags, result)
+  return RunFolder(folder, name, flags, result, damage=damage)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,7 +74,8 @@ class ResultTable:
 
 def lost_line(run: run_folders.RunFolder) -> str:
   """Describe a run that is in no mean, as an item of a list."""
-  why = f' ({run.failure})' if run.failure else ''
+  reason = run.failure or run.damage
+  why = f' ({reason})' if reason else ''
   return f'- {run.folder}: {run.state}{why}'
 
 
