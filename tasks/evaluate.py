@@ -125,7 +125,7 @@ def _serve_user(
   )
   if file is not None:
     with (
-      files.writing(f'--save_model={file}', files.ANOTHER),
+      files.writing(f'--save_model={file}'),
       files.replacing(pathlib.Path(file)) as made,
     ):
       keras_model.save(made)

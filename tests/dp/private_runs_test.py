@@ -335,6 +335,19 @@ def test_a_private_run_goes_on_with_the_same_secrets(world, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_private_run_does_not_begin_again_without_its_checkpoints(
+  world, tmp_path
+):
+  settings = {'privacy': _ledger(), **_SETTINGS}
+  world.killed(3, output_dir=tmp_path, **settings)
+  shutil.rmtree(tmp_path / 'checkpoints')
+  before = (tmp_path / 'metrics.csv').read_bytes()
+  with pytest.raises(ProgramError, match='2 rounds .* no checkpoint of them'):
+    _train(world, output_dir=tmp_path)
+  assert (tmp_path / 'metrics.csv').read_bytes() == before
+
+
+@pytest.mark.slow
 def test_secrets_are_in_checkpoints_only(world, tmp_path, monkeypatch):
   secret = 123456789012345678901234567890123456789
   monkeypatch.setattr(run_state.secrets, 'randbits', lambda bits: secret)

@@ -152,6 +152,7 @@ def test_a_table_that_cannot_be_written_is_named(opened, tmp_path):
   (tmp_path / 'metrics.csv').mkdir()
   with pytest.raises(RunError, match='Is a directory') as caught:
     opened()
+  assert str(caught.value).endswith('Choose another folder.')
   assert str(tmp_path / 'metrics.csv') in str(caught.value)
 
 

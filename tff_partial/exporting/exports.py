@@ -188,7 +188,7 @@ def _whole(target: pathlib.Path) -> Iterator[None]:
       raise
     raise ExportError(
       f'{target}: nothing was exported: {files.first_line(error)} '
-      f'{files.ANOTHER}'
+      f'{files.choose_another(error)}'
     ) from error
 
 

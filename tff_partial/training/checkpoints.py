@@ -112,9 +112,7 @@ class Checkpoints:
     self._loop = loop
     self._writable = writable
     self._lock: int | None = None
-    with files.writing(
-      f'Cannot write checkpoints to {self._folder}', files.ANOTHER
-    ):
+    with files.writing(f'Cannot write checkpoints to {self._folder}'):
       if writable:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = files.locked(self._folder)

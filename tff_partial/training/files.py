@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -15,8 +16,8 @@ from tff_partial.training.errors import RunError
 METRICS_FILE, ROUND = 'metrics.csv', 'round'
 # Checkpoints kept: the newest, and one more in case the newest is damaged.
 NUM_KEPT = 2
-# What to do where nothing can be written.
-ANOTHER = 'Choose another folder or make room.'
+# Errors of a full disk, which may name no file.
+FULL = frozenset((errno.EDQUOT, errno.EFBIG, errno.ENOSPC))
 # {{function_node ...}} before a message, and [Op:...] name: behind it.
 _MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
 
@@ -45,6 +46,12 @@ def locked(folder: pathlib.Path) -> int:
   return opened
 
 
+def choose_another(error: BaseException, place: str = 'folder') -> str:
+  """Return what to do where nothing can be written."""
+  is_full = getattr(error, 'errno', errno.ENOSPC) in FULL
+  return f'Choose another {place}{" or make room" if is_full else ""}.'
+
+
 def first_line(error: BaseException) -> str:
   """Return a message's first line as a sentence without TensorFlow's marks."""
   text = _MARKS.sub('', str(error)).strip() or type(error).__name__
@@ -53,8 +60,10 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def writing(what: str, remedy: str) -> Iterator[None]:
+def writing(what: str, remedy: str | None = None) -> Iterator[None]:
   """Report what cannot be written, and what to do about it.
+
+  By default that is to choose another folder.
 
   Raises:
     RunError: If the file system refuses it.
@@ -64,6 +73,7 @@ def writing(what: str, remedy: str) -> Iterator[None]:
   try:
     yield
   except (OSError, tf.errors.OpError) as error:
+    remedy = remedy or choose_another(error)
     raise RunError(f'{what}: {first_line(error)} {remedy}') from error
 
 

@@ -81,7 +81,7 @@ class Records:
     self._path = self._folder / METRICS_FILE
     self._events: tf.summary.SummaryWriter | None = None
     self._rows = _rows(saved or '') or [[ROUND]]
-    with files.writing(f'Cannot write to {self._folder}', files.ANOTHER):
+    with files.writing(f'Cannot write to {self._folder}'):
       self._folder.mkdir(parents=True, exist_ok=True)
       self._path.with_suffix('.tmp').unlink(missing_ok=True)
       self._refuse_other_file()
@@ -263,7 +263,7 @@ def add_curves(
   Raises:
     RunError: If they cannot be written.
   """
-  with files.writing(f'Cannot write to {folder}', files.ANOTHER):
+  with files.writing(f'Cannot write to {folder}'):
     events = tf.summary.create_file_writer(os.path.join(folder, TENSORBOARD))
     with events.as_default(round_number):
       for tag, number in numbers.items():

@@ -77,10 +77,12 @@ def _begin(
       run.go_on_from(found)
       run_settings.check(run.notes.settings, settings, output_dir)
       _check_rounds_done(run, loop.rounds, output_dir)
+    elif run.notes.secret is not None and output_dir is not None:
+      _check_unpublished(output_dir)
     run.notes.settings = settings
   if output_dir is not None:
     known = getattr(loop.clients, 'vocabularies', {})
-    with files.writing(f'Cannot write to {output_dir}', files.ANOTHER):
+    with files.writing(f'Cannot write to {output_dir}'):
       vocabularies.keep(known, output_dir, goes_on=found is not None)
   if run.notes.secret is not None:
     loop.sampler = dataclasses.replace(loop.sampler, seed=run.notes.secret)
@@ -134,6 +136,18 @@ def _check_store(
     raise ProgramError(
       f'The client store holds states of round {store.rounds[-1]}, but a run '
       'without output_dir begins with round 1. Give a new store.'
+    )
+
+
+def _check_unpublished(where: str | os.PathLike[str]) -> None:
+  """Refuse to begin a private run that has published rounds already."""
+  if published := metrics_log.last_round(where):
+    raise ProgramError(
+      f'{where}: {published} rounds of a private run were published here, but '
+      'there is no checkpoint of them. To begin again would publish them with '
+      'other noise, which costs the same users once more, uncounted. Bring '
+      f'the folder {CHECKPOINTS_FOLDER!r} back from a copy, or begin a new run '
+      'in another folder.'
     )
 
 

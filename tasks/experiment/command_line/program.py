@@ -7,7 +7,6 @@ process outlives them.
 from collections.abc import Callable, Sequence
 import ctypes
 import dataclasses
-import errno
 import logging as python_logging
 import os
 import signal
@@ -24,6 +23,7 @@ from tasks.experiment.command_line.arguments import expand
 from tasks.experiment.command_line.arguments import OF_SWEEP
 from tasks.options import Options
 from tff_partial import errors
+from tff_partial.training import files
 from tff_partial_programs import recipes
 
 # Of Linux's prctl: the signal that a process gets when its parent ends.
@@ -97,12 +97,12 @@ def _guarded(work: Callable[[], int | None]) -> int | None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
   except OSError as error:
-    if error.filename is None and error.errno not in _FULL:
+    if error.filename is None and error.errno not in files.FULL:
       raise
+    place = flags.of_folder(error.filename)
     message = (
-      f'{error.filename or "output"}: {error.strerror}. Choose another '
-      f'{flags.of_folder(error.filename)} or make room; what was written '
-      'before is kept.'
+      f'{error.filename or "output"}: {error.strerror}. '
+      f'{files.choose_another(error, place)} What was written before is kept.'
     )
   except KeyboardInterrupt:
     return _say_interrupted(signal.SIGINT)
@@ -140,7 +140,3 @@ def _say_interrupted(number: signal.Signals) -> int:
     file=sys.stderr,
   )
   return 128 + number
-
-
-# Errors of a full disk, which name no file where one that is open is written.
-_FULL = frozenset((errno.EDQUOT, errno.EFBIG, errno.ENOSPC))

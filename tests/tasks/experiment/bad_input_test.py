@@ -316,6 +316,13 @@ def test_a_machine_without_room_for_temporary_files(tmp_path, monkeypatch):
   is_for_users(outcome, "No usable temporary directory in ['/tmp']", '$TMPDIR')
 
 
+def test_a_folder_in_the_place_of_a_file(tmp_path):
+  (tmp_path / 'flags.txt').mkdir()
+  outcome = train_small(tmp_path)
+  is_for_users(outcome, f'{tmp_path}/flags.txt: Is a directory.')
+  assert 'make room' not in outcome.errors
+
+
 # ---- evaluate ----------------------------------------------------------------
 
 

@@ -396,5 +396,6 @@ def export(
         made.write_text(json.dumps(nested, indent=2) + '\n')
   except OSError as error:
     raise ClientStoreError(
-      f'{path} cannot be written: {files.first_line(error)} {files.ANOTHER}'
+      f'{path} cannot be written: {files.first_line(error)} '
+      f'{files.choose_another(error, "file")}'
     ) from error

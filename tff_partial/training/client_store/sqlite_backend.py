@@ -173,7 +173,7 @@ class Versions:
     except OSError as error:
       raise ClientStoreError(
         f'Cannot write what clients remember to {folder}: '
-        f'{files.first_line(error)} Choose another folder or make room.'
+        f'{files.first_line(error)} {files.choose_another(error)}'
       ) from error
 
   def release(self) -> None:
