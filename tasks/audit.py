@@ -82,17 +82,11 @@ def _attacked(
   config: Config, task: tasks_lib.Task, asked: int | None
 ) -> tuple[privacy_audit.Canaries, dict[str, Any]]:
   """Build the run to attack; return its canaries and checked arguments."""
+  from tasks.experiment.runs.running import Prepared
+
   trainable, canaries = with_canaries(config, task, asked)
-  arguments: dict[str, Any] = {
-    'process': trainable.process,
-    'clients': canaries.among(trainable.clients()),
-    'rounds': config.loop.rounds,
-    'clients_per_round': trainable.clients_per_round,
-    'seed': config.seed,
-    'oversample': config.loop.oversample,
-    'dropout_rate': config.loop.dropout_rate,
-    'privacy': trainable.ledger,
-  }
+  prepared = Prepared(trainable, canaries.among(trainable.clients()))
+  arguments = prepared.arguments(config, Output())
   tff_partial.training.programs.check(**arguments)
   return canaries, arguments
 

@@ -329,31 +329,28 @@ class Bar:
       shown: True to show it; by default in an interactive interpreter, which
         Python and IPython (so notebooks, too) indicate by `sys.ps1`.
     """
-    self._bar: Any = None
     if shown is None:
       shown = hasattr(sys, 'ps1')
-    if shown:
-      with warnings.catch_warnings():
-        # A notebook without ipywidgets gets the bar of a terminal.
-        warnings.simplefilter('ignore')
-        from tqdm import auto
+    with warnings.catch_warnings():
+      # A notebook without ipywidgets gets the bar of a terminal.
+      warnings.simplefilter('ignore')
+      from tqdm import auto
 
-      self._bar = auto.tqdm(total=rounds, initial=done, unit='round')
+    self._bar: Any = auto.tqdm(
+      total=rounds, initial=done, unit='round', disable=not shown
+    )
 
   def step(self, shown: Mapping[str, float]) -> None:
     """Advance by one round and show some metrics."""
-    if self._bar is not None:
-      self._bar.set_postfix(
-        {name: f'{value:.4f}' for name, value in shown.items()}, refresh=False
-      )
-      self._bar.update(1)
+    self._bar.set_postfix(
+      {name: f'{value:.4f}' for name, value in shown.items()}, refresh=False
+    )
+    self._bar.update(1)
 
   def say(self, text: str) -> None:
     """Show a text until the next step."""
-    if self._bar is not None:
-      self._bar.set_postfix_str(text)
+    self._bar.set_postfix_str(text)
 
   def close(self) -> None:
     """Close the bar, which stays visible."""
-    if self._bar is not None:
-      self._bar.close()
+    self._bar.close()

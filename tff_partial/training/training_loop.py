@@ -83,7 +83,9 @@ class TrainingLoop:
   select_clients: client_selection.SelectClients | None = None
   saved: checkpoints.Checkpoints | None = None
   table: metrics_log.Records | None = None
-  bar: metrics_log.Bar | None = None
+  bar: metrics_log.Bar = dataclasses.field(
+    default_factory=lambda: metrics_log.Bar(0, 0, shown=False)
+  )
   durations: list[float] = dataclasses.field(default_factory=list)
   has_validated: bool = False
   has_warned: bool = False
@@ -119,14 +121,13 @@ class TrainingLoop:
     is_time = run.round % self.checkpoint_every == 0 or run.is_full
     if self.is_over or is_time or is_new_best:
       run.save(self.saved, self.table)
-    if self.bar is not None:
-      self.bar.step(self._shown(row))
+    self.bar.step(self._shown(row))
 
   def _train(self) -> dict[str, Any]:
     """Train with the round's cohort; return the round's columns."""
     run, privacy = self.run, self.privacy
     if not self.durations:
-      self._say(_FIRST)
+      self.bar.say(_FIRST)
     begun = time.perf_counter()
     number = run.round + 1
     asked = self._asked(number)
@@ -237,7 +238,7 @@ class TrainingLoop:
     if not is_due:
       return self.empty_validation
     if not self.has_validated:
-      self._say(f'validation: {_FIRST}')
+      self.bar.say(f'validation: {_FIRST}')
     self.has_validated = True
     measured = self.run.validate(
       self.validation,
@@ -280,10 +281,6 @@ class TrainingLoop:
       ),
     )
 
-  def _say(self, what: str) -> None:
-    if self.bar is not None:
-      self.bar.say(what)
-
   def _shown(self, row: Mapping[str, Any]) -> dict[str, float]:
     """Return the values for the progress bar, epsilon if private."""
     shown = {
@@ -298,8 +295,7 @@ class TrainingLoop:
 
   def close(self) -> None:
     """Close the progress bar and the checkpoints."""
-    if self.bar is not None:
-      self.bar.close()
+    self.bar.close()
     if self.saved is not None:
       self.saved.close()
 

@@ -6,63 +6,44 @@ from typing import TYPE_CHECKING
 
 from tasks.errors import OptionError
 from tasks.experiment.methods import building
-from tasks.experiment.methods.building import Measuring
 from tasks.experiment.methods.setting import Setting
+from tasks.experiment.options.training import LocalTraining
 import tff_partial
 
 if TYPE_CHECKING:
-  from tasks.experiment.methods.building import Build
-  from tasks.experiment.options.training import LocalTraining
   from tff_partial import phases
   from tff_partial import processes
-  from tff_partial.evaluation import Evaluation
   from tff_partial.model import models
 
 
-def fed_recon(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_fed_recon(
-    model,
-    split=run.local.build_split(),
-    reconstruct=run.local.local_phase(),
-    update=run.local.global_phase(),
-    joint=run.hyperparameters.joint,
-    through_solution=run.hyperparameters.through_solution,
-    **run.server_arguments(),
-  )
+def _personalising(run: Setting) -> building.Arguments:
+  return {'personalise': run.local.when_measured(run.local.local_phase())}
 
 
-def fed_recon_eval(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  return tff_partial.algorithms.build_fed_recon_eval(
-    model,
-    personalise=run.local.when_measured(run.local.local_phase()),
-    split=measuring.get('split') or run.local.split_when_measured(),
-  )
+fed_recon = building.trained_by(
+  'build_fed_recon',
+  lambda run: {
+    'split': run.local.build_split(),
+    'joint': run.hyperparameters.joint,
+    'through_solution': run.hyperparameters.through_solution,
+  },
+  reconstruct=LocalTraining.local_phase,
+  update=LocalTraining.global_phase,
+)
+fed_recon_eval = building.supported_by('build_fed_recon_eval', _personalising)
+fed_recon_fine_tuning_eval = building.supported_by(
+  'build_fed_recon_fine_tuning_eval',
+  lambda run: {**_personalising(run), 'tune': run.local.global_tuning_phase()},
+)
+
+fed_als = building.trained_by(
+  'build_fed_als',
+  lambda run: {'memory': run.memory, 'attributes': run.task.item_columns()},
+  server=building.nothing,
+)
 
 
-def fed_recon_fine_tuning_eval(
-  model: models.PartialModel, run: Setting, measuring: Measuring
-) -> Evaluation:
-  return tff_partial.algorithms.build_fed_recon_fine_tuning_eval(
-    model,
-    split=measuring.get('split') or run.local.split_when_measured(),
-    personalise=run.local.when_measured(run.local.local_phase()),
-    tune=run.local.global_tuning_phase(),
-  )
-
-
-def fed_als(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_fed_als(
-    model, memory=run.memory, attributes=run.task.item_columns()
-  )
-
-
-def _noisy_als(builder: str) -> Build:
+def _noisy_als(builder: str) -> building.Build:
   """Return what builds one of those that take the noise into account."""
 
   def build(
@@ -93,14 +74,14 @@ def solving(_: LocalTraining) -> phases.Phase:
   return tff_partial.Phase()
 
 
-def fed_ials(
-  model: models.PartialModel, run: Setting
-) -> processes.PartialProcess:
-  return tff_partial.algorithms.build_fed_ials(
-    model, weighting=run.hyperparameters.weighting, memory=run.memory
-  )
-
-
+fed_ials = building.trained_by(
+  'build_fed_ials',
+  lambda run: {
+    'weighting': run.hyperparameters.weighting,
+    'memory': run.memory,
+  },
+  server=building.nothing,
+)
 fed_ials_eval = building.supported_by(
   'build_fed_ials_eval',
   lambda run: {'weighting': run.hyperparameters.weighting},

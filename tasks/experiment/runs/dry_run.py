@@ -18,7 +18,6 @@ from tff_partial import tiers
 from tff_partial.analysis.communication import communication
 from tff_partial.training import callbacks
 from tff_partial.training import evaluation_sets
-from tff_partial.training import programs
 from tff_partial.training import sampling
 
 # Rounds to time after the first, which is traced and compiled.
@@ -46,10 +45,9 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     yield _line('folder', f'{where}, {output.state}')
   task = running.load(config, releasing.at_start(config, folder, is_plan=True))
   with running.executing(config.runtime):
-    trainable, clients, validation, tests, *_ = running.prepare(
-      config, output, (), task
-    )
-    yield _line('task', _clients(task, clients, validation, tests))
+    prepared = running.prepare(config, output, (), task)
+    trainable, clients = prepared.trainable, prepared.clients
+    yield _line('task', _clients(task, prepared))
     yield _line('method', f'{config.algorithm}, {_method(trainable)}')
     for phase in _phases(trainable):
       yield _line('phase', phase)
@@ -77,7 +75,7 @@ def describe(config: Config, output: Output) -> Iterator[str]:
         'weights, bytes and seconds are those of the largest there can be',
       )
     before = time.perf_counter() - begun
-    after = _seconds(config, trainable, clients, validation, tests)
+    after = _seconds(config, prepared)
     yield _line(
       'seconds',
       f'about {_time(before + after)}, {_time(before)} of them before the '
@@ -90,20 +88,15 @@ def _line(title: str, text: str) -> str:
   return f'{title + ":":<9}{text}'
 
 
-def _clients(
-  task: tasks_lib.Task,
-  clients: Any,
-  validation: programs.EvaluationSet,
-  tests: dict[str, programs.EvaluationSet],
-) -> str:
+def _clients(task: tasks_lib.Task, prepared: running.Prepared) -> str:
   """Describe how many clients train, validate and test."""
   tested = ', '.join(
     f'{len(test.clients.client_ids)} to test ({name})'
-    for name, test in tests.items()
+    for name, test in prepared.tests.items()
   )
   return (
-    f'{task.name}: {len(clients.client_ids)} clients to train, '
-    f'{len(validation.clients.client_ids)} to validate, {tested}'
+    f'{task.name}: {len(prepared.clients.client_ids)} clients to train, '
+    f'{len(prepared.validation.clients.client_ids)} to validate, {tested}'
   )
 
 
@@ -200,13 +193,7 @@ def _time(seconds: float) -> str:
   return f'{seconds / 3600:.1f} h'
 
 
-def _seconds(
-  config: Config,
-  trainable: Trainable,
-  clients: Any,
-  validation: programs.EvaluationSet,
-  tests: dict[str, programs.EvaluationSet],
-) -> float:
+def _seconds(config: Config, prepared: running.Prepared) -> float:
   """Time some rounds and an evaluation, and estimate the whole run's time."""
   rounds = config.loop.rounds
   timed = min(1 + _TIMED, rounds)
@@ -214,8 +201,9 @@ def _seconds(
   def has_enough(result: callbacks.RoundResult) -> bool:
     return result.round >= timed
 
-  trained = running.train_rounds(
-    config, Output(), trainable, clients, None, [has_enough]
+  validation = prepared.validation
+  trained = prepared._replace(validation=None, callbacks=[has_enough]).train(
+    config, Output()
   )
   first, each = (
     trained.seconds[name] for name in ('first_round', 'per_round_median')
@@ -234,7 +222,9 @@ def _seconds(
   evaluations = -(-rounds // config.loop.evaluate_every)
   # Each test may run twice: after the last round, and for the best one.
   per_client = durations[1] / max(len(validation.clients.client_ids), 1)
-  measured = sum(len(test.clients.client_ids) for test in tests.values())
+  measured = sum(
+    len(test.clients.client_ids) for test in prepared.tests.values()
+  )
   return (
     first
     + (rounds - 1) * each

@@ -138,14 +138,51 @@ def run(
 
 
 class Prepared(NamedTuple):
-  """Everything that the rounds of an experiment need."""
+  """Everything that the rounds of an experiment need.
+
+  Attributes:
+    trainable: The algorithm.
+    clients: The clients to train with.
+    validation: The evaluation set that chooses the best round, or None.
+    tests: Those that are measured after the last round.
+    projector: Writes users' vectors, or None.
+    callbacks: Called after each round.
+  """
 
   trainable: Trainable
-  clients: tasks_lib.Clients
-  validation: programs.EvaluationSet
-  tests: dict[str, programs.EvaluationSet]
-  projector: user_vectors.Projector | None
-  callbacks: Sequence[callbacks_lib.Callback]
+  clients: Any
+  validation: Any = None
+  tests: Mapping[str, programs.EvaluationSet] = {}
+  projector: user_vectors.Projector | None = None
+  callbacks: Sequence[callbacks_lib.Callback] = ()
+
+  def arguments(self, config: Config, output: Output) -> dict[str, Any]:
+    """Return the arguments of `train` that are checked before the rounds."""
+    return {
+      'process': self.trainable.process,
+      'clients': self.clients,
+      'rounds': config.loop.rounds,
+      'clients_per_round': self.trainable.clients_per_round,
+      'seed': config.seed,
+      'oversample': config.loop.oversample,
+      'dropout_rate': config.loop.dropout_rate,
+      'validation': self.validation,
+      'evaluate_every': config.loop.evaluate_every,
+      'checkpoint_every': output.checkpoint_every,
+      'select': self.trainable.selection if self.validation else None,
+      'callbacks': self.callbacks,
+      'privacy': self.trainable.accounting,
+    }
+
+  def train(self, config: Config, output: Output) -> programs.TrainingResult:
+    """Train the rounds of an experiment."""
+    return programs.train(
+      **self.arguments(config, output),
+      output_dir=output.output_dir,
+      diagnostics=config.privacy.diagnostics,
+      tensorboard=output.tensorboard,
+      show_progress=output.shows_progress,
+    )
 
 
 def prepare(
@@ -184,18 +221,11 @@ def _run(
     prepared = prepare(config, output, callbacks, task)
     if releasing.is_due(config, folder):
       # Check everything with a placeholder before the draw.
-      trainable, validation = prepared.trainable, prepared.validation
-      programs.check(
-        trainable.process,
-        prepared.clients,
-        **_checked(config, output, trainable, validation, prepared.callbacks),
-      )
+      programs.check(**prepared.arguments(config, output))
       task = releasing.drawn(config, folder, task)
       prepared = prepare(config, output, callbacks, task)
-    trainable, clients, validation, tests, projector, callbacks = prepared
-    trained = train_rounds(
-      config, output, trainable, clients, validation, callbacks
-    )
+    trainable, clients, validation, tests, projector, _ = prepared
+    trained = prepared.train(config, output)
     measured = _measured(task, trained, tests, config.seed)
     if projector is not None:
       projector.write(trained, str(output.output_dir), config.seed)
@@ -267,49 +297,6 @@ def _claim(
     or done.get('ended_by')  # Missing in runs of older versions.
   )
   return done if is_whole else None
-
-
-def train_rounds(
-  config: Config,
-  output: Output,
-  trainable: Trainable,
-  clients: Any,
-  validation: programs.EvaluationSet | None,
-  callbacks: Sequence[callbacks_lib.Callback],
-) -> programs.TrainingResult:
-  """Train the rounds of an experiment."""
-  return programs.train(
-    trainable.process,
-    clients,
-    **_checked(config, output, trainable, validation, callbacks),
-    output_dir=output.output_dir,
-    diagnostics=config.privacy.diagnostics,
-    tensorboard=output.tensorboard,
-    show_progress=output.shows_progress,
-  )
-
-
-def _checked(
-  config: Config,
-  output: Output,
-  trainable: Trainable,
-  validation: programs.EvaluationSet | None,
-  callbacks: Sequence[callbacks_lib.Callback],
-) -> dict[str, Any]:
-  """Return the arguments of `train` that are checked before the rounds."""
-  return {
-    'rounds': config.loop.rounds,
-    'clients_per_round': trainable.clients_per_round,
-    'seed': config.seed,
-    'oversample': config.loop.oversample,
-    'dropout_rate': config.loop.dropout_rate,
-    'validation': validation,
-    'evaluate_every': config.loop.evaluate_every,
-    'checkpoint_every': output.checkpoint_every,
-    'select': trainable.selection if validation else None,
-    'callbacks': callbacks,
-    'privacy': trainable.accounting,
-  }
 
 
 def _measured(
