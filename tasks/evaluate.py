@@ -27,7 +27,6 @@ from tff_partial.training import files
 
 if TYPE_CHECKING:
   from tasks.experiment.trainable import Trainable
-  from tff_partial.training import evaluation_sets
   from tff_partial.training import programs
 
 
@@ -137,34 +136,11 @@ def _serve_user(
       print(f'{place:4}. {item.score:.2f}  {item.title}')
 
 
-def _conformal(
-  known: evaluation_sets.EvaluationSet,
-  measured: evaluation_sets.EvaluationSet,
-  weights: Any,
-  server_state: Any,
-  level: float,
-  seed: int,
-) -> dict[str, float]:
-  """Calibrate intervals on some clients, and measure them on others."""
-  from tff_partial.training import calibration
-
-  found = calibration.calibrate(
-    known.evaluation,
-    known.clients,
-    weights,
-    seed=seed,
-    server_state=server_state,
-  )
-  counts = calibration.histograms(
-    measured.evaluation, measured.clients, weights, seed, server_state
-  )
-  return {'deviations': found.quantile(level), **found.coverage(counts, level)}
-
-
 def main(config: Config, output: Output, chosen: Chosen) -> None:
   """Load the weights of a run, and evaluate clients or serve one user."""
   from tasks.experiment.runs import measuring
   from tasks.experiment.runs.running import reopened
+  from tff_partial.training import calibration
 
   with reopened(config, output.output_dir) as (task, trainable, saved):
     number = saved.best_round
@@ -189,14 +165,20 @@ def main(config: Config, output: Output, chosen: Chosen) -> None:
       server_state=saved.best_server_state,
     )
     if chosen.calibrate is not None:
-      measured['conformal'] = _conformal(
-        trainable.evaluation_set(task.validation),
-        evaluation_set,
-        saved.best_weights,
-        saved.best_server_state,
-        chosen.calibrate,
-        config.seed,
+      weights, state = saved.best_weights, saved.best_server_state
+      known, of = trainable.evaluation_set(task.validation), evaluation_set
+      found = calibration.calibrate(
+        *(known.evaluation, known.clients, weights),
+        seed=config.seed,
+        server_state=state,
       )
+      counts = calibration.histograms(
+        of.evaluation, of.clients, weights, config.seed, state
+      )
+      measured['conformal'] = {
+        'deviations': found.quantile(chosen.calibrate),
+        **found.coverage(counts, chosen.calibrate),
+      }
   measured = {'round': number, 'part': chosen.part, **finite(measured)}
   print(json.dumps(measured, indent=2))
 

@@ -62,9 +62,8 @@ Measure: TypeAlias = (
 # Arguments of a builder, by name.
 Arguments: TypeAlias = Mapping[str, Any]
 
-# The size of a penalty, if one is given; and the arguments of APFL.
+# The size of a penalty, if one is given.
 of_penalty = operator.attrgetter('hyperparameters.penalty_argument')
-of_apfl = operator.attrgetter('hyperparameters.mixture_arguments')
 
 
 class Measuring(TypedDict, total=False):
@@ -189,6 +188,12 @@ def _class_features(model: models.PartialModel) -> dict[str, Any]:
     'num_classes': model.prediction_spec[tasks_lib.LOGITS].shape[-1],
     'features': _features,
   }
+
+
+def of_apfl(run: Setting) -> Arguments:
+  how = run.hyperparameters
+  rate = how.mixture_learning_rate
+  return {'mixture': how.mixture, 'mixture_learning_rate': rate}
 
 
 def of_furl(run: Setting) -> Arguments:

@@ -190,11 +190,6 @@ class Hpfl(Options):
     choices=(PRINTED, INVERSE),
   )
 
-  @property
-  def by_nearness(self) -> bool:
-    """True if near centers count more."""
-    return self.center_weighting == INVERSE
-
   def leaks(self) -> Iterator[Leak]:
     """Yield the options of drafts that a private run may not have."""
     if self.drafts == CENTERS:
@@ -334,11 +329,3 @@ class Hyperparameters(Options):
     return tff_partial.templates.implicit_factors.Weighting(
       self.unobserved_weight, self.implicit_ridge
     )
-
-  @property
-  def mixture_arguments(self) -> dict[str, Any]:
-    """The arguments of APFL's mixture."""
-    return {
-      'mixture': self.mixture,
-      'mixture_learning_rate': self.mixture_learning_rate,
-    }

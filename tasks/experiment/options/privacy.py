@@ -188,10 +188,6 @@ class Privacy(Options):
         'use --dp=central.'
       )
 
-  def _clippings(self, population: int, loop: Loop) -> clipping.Clippings:
-    how = self._clipping(population, loop)
-    return dict.fromkeys(self.clip_parts, how) or how
-
   def _clipping(self, population: int, loop: Loop) -> clipping.Clipping:
     kinds = tff_partial.dp.clipping
     if self.dp_mechanism == TREE and self.clip is not None:
@@ -238,8 +234,9 @@ class Privacy(Options):
     target, noise_multiplier = self.target_epsilon, self.noise_multiplier
     if target == math.inf:
       target, noise_multiplier = None, 0.0
+    clip = self._clipping(population, loop)
     plan = plans.plan(
-      self._clippings(population, loop),
+      dict.fromkeys(self.clip_parts, clip) or clip,
       target_epsilon=target,
       noise_multiplier=noise_multiplier,
       delta=self.delta,

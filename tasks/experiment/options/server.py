@@ -114,20 +114,15 @@ class Server(Options):
 
   def aggregation(self, clients_per_round: int) -> composition.Aggregation:
     """Return how updates are aggregated in a run that is not private."""
+    weightings: dict[str | None, Any] = {
+      None: None,  # The algorithm's own.
+      TARGETS: lambda result: result.loss[1],  # Those that the loss averages.
+      UNIFORM: tff_partial.ClientWeighting.UNIFORM,
+      EXAMPLES: tff_partial.ClientWeighting.NUM_EXAMPLES,
+    }
     return tff_partial.Aggregation(
-      self._aggregator(clients_per_round), self._weighting()
+      self._aggregator(clients_per_round), weightings[self.client_weighting]
     )
-
-  def _weighting(self) -> Any:
-    """Return what updates are weighted by; None for the algorithm's own."""
-    if self.client_weighting is None:
-      return None
-    if self.client_weighting == TARGETS:
-      # The number of targets that the loss averages.
-      return lambda result: result.loss[1]
-    if self.client_weighting == UNIFORM:
-      return tff_partial.ClientWeighting.UNIFORM
-    return tff_partial.ClientWeighting.NUM_EXAMPLES
 
   def _aggregator(
     self, clients_per_round: int

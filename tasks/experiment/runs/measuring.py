@@ -1,6 +1,7 @@
 """Evaluation of clients: on their examples, and of their models."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from tasks import task as tasks_lib
@@ -56,10 +57,6 @@ def own_models(
     keras_model = personal_models.model_of(
       clients.evaluation, weights, own, value, server_state
     )
-    yield tasks_lib.OwnModel(client, keras_model, _without_padding(value))
-
-
-def _without_padding(client: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Return a client's examples without padding."""
-  count = int(client['count'])
-  return examples.map_fields(lambda array: array[:count], client['examples'])
+    real = slice(int(value['count']))  # Without padding.
+    own_examples = examples.map_fields(itemgetter(real), value['examples'])
+    yield tasks_lib.OwnModel(client, keras_model, own_examples)

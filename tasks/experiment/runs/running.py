@@ -130,7 +130,13 @@ def run(
   total = time.perf_counter() - started
   report['seconds'] = {**report['seconds'], 'total': total}
   if output.tensorboard and output.output_dir is not None:
-    _draw_tests(report, output.output_dir)
+    numbers = {
+      f'test/{name}/{metric}': float(value)
+      for name, measured in report['test'].items()
+      for metric, value in measured.items()
+      if isinstance(value, (int, float))
+    }
+    metrics_log.add_curves(output.output_dir, numbers, report['rounds'])
   report = finite(report)
   if folder is not None:
     folder.write_result(report)
@@ -235,7 +241,19 @@ def _run(
     **{task.tests[name].part: test.clients for name, test in tests.items()},
   }
   return {
-    **_description(config, trainable, trained),
+    'config': config.to_json(),
+    'task': config.task.name,
+    'algorithm': config.algorithm,
+    'seed': config.seed,
+    'rounds': trained.rounds,
+    'clients_per_round': trainable.clients_per_round,
+    'clients_asked': sampling.num_asked(
+      trainable.clients_per_round, config.loop.oversample
+    ),
+    'runtime': config.runtime.runtime,
+    'jit': config.runtime.jit,
+    'diverged': trained.diverged,
+    'ended_by': trained.ended_by,
     'communication': communication(
       trainable.process,
       # The rows that clients send are private, and no noise would hide them.
@@ -260,17 +278,6 @@ def _run(
     'seconds': trained.seconds,
     'peak_rss_mb': peak_memory_mb(),
   }, trained
-
-
-def _draw_tests(report: Mapping[str, Any], output_dir: str) -> None:
-  """Add the test metrics to TensorBoard."""
-  numbers = {
-    f'test/{name}/{metric}': float(value)
-    for name, measured in report['test'].items()
-    for metric, value in measured.items()
-    if isinstance(value, (int, float))
-  }
-  metrics_log.add_curves(output_dir, numbers, report['rounds'])
 
 
 def _claim(
@@ -333,27 +340,6 @@ def _measured(
       'validation': trained.best_validation,
       'test': best,
     },
-  }
-
-
-def _description(
-  config: Config, trainable: Trainable, trained: programs.TrainingResult
-) -> dict[str, Any]:
-  """Return a description of the run, and how it ended."""
-  return {
-    'config': config.to_json(),
-    'task': config.task.name,
-    'algorithm': config.algorithm,
-    'seed': config.seed,
-    'rounds': trained.rounds,
-    'clients_per_round': trainable.clients_per_round,
-    'clients_asked': sampling.num_asked(
-      trainable.clients_per_round, config.loop.oversample
-    ),
-    'runtime': config.runtime.runtime,
-    'jit': config.runtime.jit,
-    'diverged': trained.diverged,
-    'ended_by': trained.ended_by,
   }
 
 
