@@ -349,7 +349,7 @@ def test_a_folder_that_cannot_be_written_is_of_its_flag(tmp_path):
     outcome = run_here(program, *flags, *_BASE[: flags.count('--')])
     (place,) = (flag for flag in flags if '/proc' in flag)
     flag = place.partition('=')[0]
-    commands.is_for_users(outcome, '/proc/out', f'Choose another {flag} or')
+    commands.is_for_users(outcome, '/proc/out', f'Choose another {flag}.')
 
 
 # ---- the report --------------------------------------------------------------
