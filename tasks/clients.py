@@ -47,10 +47,9 @@ class Request(Options):
 
 def main(request: Request) -> None:
   """Show, export or delete the state of one client."""
-  if not request.output_dir:
-    raise OptionError('--output_dir: name the run and the client.')
-  if not request.client:
-    raise OptionError('--client: name the run and the client.')
+  if not (request.output_dir and request.client):
+    missing = 'client' if request.output_dir else 'output_dir'
+    raise OptionError(f'--{missing}: name the run and the client.')
   if (request.do == 'export') != bool(request.file):
     raise OptionError(
       f'--do={request.do} --file={request.file or ""}: an export has a file, '

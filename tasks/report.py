@@ -23,6 +23,7 @@ from tasks.experiment.command_line.program import Program
 from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
+from tasks.shared_options import by_data
 from tasks.shared_options import data_name
 from tff_partial import analysis
 
@@ -84,17 +85,14 @@ def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
   """Yield the total cost of private runs, for each task and data set."""
   from tasks.searching import reporting
 
-  costs: dict[str, list[tuple[str | None, tuple[float, float]]]] = {}
-  for run in (run for setting in settings for run in setting.runs):
-    if (cost := run.spent()) is not None:
-      data = data_name(run.flags) or run.data  # None if unknown.
-      costs.setdefault(run.setting('task'), []).append((data, cost))
-  for task, of_task in costs.items():
-    for data in sorted({name for name, _ in of_task if name}) or ['']:
-      # Data without a name may be any.
-      same = [cost for name, cost in of_task if name in (None, data)]
-      of = [name for name in (task, data) if name]
-      yield ': '.join([*of, reporting.together(same, 'runs')])
+  costs = by_data(
+    (run.setting('task'), data_name(run.flags) or run.data or '', cost)
+    for setting in settings
+    for run in setting.runs
+    if (cost := run.spent()) is not None
+  )
+  for of, same in costs.items():
+    yield ': '.join([*filter(None, of), reporting.together(same, 'runs')])
 
 
 def _unlike(settings: Sequence[run_folders.Setting]) -> Iterator[str]:

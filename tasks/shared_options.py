@@ -4,16 +4,18 @@ An option that several tasks have is one flag, with the task's own default; each
 function below makes the field of a task's class from that default.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 import os
 import pathlib
 import pkgutil
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from tasks.options import option
 from tasks.options import Options
+
+_Cost = TypeVar('_Cost')
 
 TITLE = 'Data and model of the task'
 SEEN, UNSEEN = 'seen', 'unseen'
@@ -27,6 +29,24 @@ def data_name(flags: Mapping[str, Any]) -> str:
   if flags.get('data') == SYNTHETIC:
     return SYNTHETIC
   return pathlib.PurePath(flags.get('csv') or flags.get('data_set') or '').name
+
+
+def by_data(
+  costs: Iterable[tuple[str, str, _Cost]],
+) -> dict[tuple[str, str], list[_Cost]]:
+  """Group costs by task and data set; data without a name may be any.
+
+  Args:
+    costs: Task, name of its data or '', and cost.
+  """
+  of_tasks: dict[str, list[tuple[str, _Cost]]] = {}
+  for task, data, cost in costs:
+    of_tasks.setdefault(task, []).append((data, cost))
+  return {
+    (task, data): [cost for name, cost in of_task if name in ('', data)]
+    for task, of_task in of_tasks.items()
+    for data in sorted({name for name, _ in of_task if name}) or ['']
+  }
 
 
 def _shared(flag: str, text: str, **limits: Any) -> Callable[..., Any]:

@@ -30,13 +30,13 @@ from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
-from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.runs.folder import Folder
 from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
 from tasks.searching import grids
 from tasks.searching import plan as plans
+from tasks.shared_options import by_data
 from tasks.shared_options import data_name
 from tff_partial import analysis
 from tff_partial.training import files
@@ -172,19 +172,13 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
   Returns:
     A line for each task and data set with private runs.
   """
-  costs: dict[str, list[tuple[str, Privacy]]] = {}
-  for config in configs:
-    if config.privacy.is_on:
-      one = data_name(config.flags()), config.privacy
-      costs.setdefault(config.task.name, []).append(one)
-  by_data = {
-    # Data without a name may be any.
-    (task, data): [each for name, each in of_task if name in ('', data)]
-    for task, of_task in costs.items()
-    for data in sorted({name for name, _ in of_task if name}) or ['']
-  }
+  costs = by_data(
+    (config.task.name, data_name(config.flags()), config.privacy)
+    for config in configs
+    if config.privacy.is_on
+  )
   lines = []
-  for data, private in by_data.items():
+  for data, private in costs.items():
     each = 'as much as its noise says, see result.json; they add up'
     targets = [
       one.target_epsilon for one in private if one.target_epsilon is not None
@@ -198,7 +192,7 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
         f', together up to epsilon {math.fsum(targets):g} at delta '
         f'{math.fsum(one.delta for one in private):.3g} by their sum'
       )
-    of = f' of {": ".join(filter(None, data))}' if len(by_data) > 1 else ''
+    of = f' of {": ".join(filter(None, data))}' if len(costs) > 1 else ''
     lines.append(
       f'WARNING: the runs are private, and each of the {len(private)} {runs}'
       f'{of} costs the same users {each}. Only a {what} on public or '
@@ -211,10 +205,6 @@ def _refused(
   todo: Mapping[str, grids.Run], written: Sequence[str]
 ) -> dict[str, str]:
   """Check all runs before the first, and print what to know about them.
-
-  Args:
-    todo: The runs, by the names of their folders.
-    written: The flags that the user wrote.
 
   Returns:
     Names of the folders of runs that cannot begin, with the reasons.

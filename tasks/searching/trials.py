@@ -122,15 +122,7 @@ def _mend_journal(path: pathlib.Path) -> None:
 
 
 def _arguments(plan: plans.Plan, chosen: Mapping[str, Any]) -> list[str]:
-  """Return the arguments of a trial without its rounds and folder.
-
-  Args:
-    plan: The search.
-    chosen: The values of the varied flags.
-
-  Raises:
-    OptionError: If a recipe or flag is not known.
-  """
+  """Return the arguments of a trial without its rounds and folder."""
   own = itertools.starmap(flags.argument, chosen.items())
   written = [*plan.arguments, *own]
   arguments = command_line.expand(written, written)

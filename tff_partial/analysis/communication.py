@@ -1,6 +1,5 @@
 """Numbers of parameters and bytes sent between the server and a client."""
 
-from collections.abc import Mapping
 import math
 from typing import Any
 
@@ -60,38 +59,22 @@ def communication(
     tables = {name: sent[tiers.GLOBAL][name] for name in process.rows_of}
     whole = sum(_size(kind)[1] for kind in tables.values())
     frozen = process.model.frozen_weights()
-    rows = [
-      _bytes_of_rows(
-        tables,
-        process.work.tables.num_rows(
-          frozen, client['examples']['x'], client['count']
-        ),
+    ids, rows = clients.client_ids, []
+    for place in np.unique(np.linspace(0, len(ids) - 1, _COUNTED).astype(int)):
+      (client,) = clients.cohort([ids[place]], np.zeros([1, 2], np.int32))
+      number = process.work.tables.num_rows(
+        frozen, client['examples']['x'], client['count']
       )
-      for client in _some(clients)
-    ]
+      rows.append(
+        sum(
+          number[name] * (_size(kind)[1] // kind.shape[0] + _ID_BYTES)
+          for name, kind in tables.items()
+        )
+      )
     counted['upload_bytes_by_rows'] = round(
       float(counted['upload_bytes'] - whole + np.mean(rows)), 1
     )
   return counted
-
-
-def _some(clients: Any) -> Any:
-  """Yield the data of some clients, one by one."""
-  ids = clients.client_ids
-  places = np.unique(np.linspace(0, len(ids) - 1, _COUNTED).astype(int))
-  for place in places:
-    (client,) = clients.cohort([ids[place]], np.zeros([1, 2], np.int32))
-    yield client
-
-
-def _bytes_of_rows(
-  tables: Mapping[str, tff.Type], number: Mapping[str, int]
-) -> int:
-  """Count the bytes of some rows of each table, and of their indices."""
-  return sum(
-    number[name] * (_size(kind)[1] // kind.shape[0] + _ID_BYTES)
-    for name, kind in tables.items()
-  )
 
 
 def _size(kind: tff.Type) -> tuple[int, int]:

@@ -103,7 +103,8 @@ def compare(
         validation=held,
         evaluate_every=evaluate_every,
         select=selection.Selection(metric, higher_is_better) if held else None,
-        output_dir=_folder(output_dir, name, seed),
+        output_dir=output_dir
+        and pathlib.Path(output_dir) / _slug(name) / f'seed_{seed}',
         show_progress=show_progress,
       )
       measured, found = _tested(measure, result, data, test, metric, seed)
@@ -167,15 +168,6 @@ def _warn_of_unlike(table: pd.DataFrame) -> None:
         seed,
         ', '.join(f'{int(n):,} by {name}' for name, n in counts.items()),
       )
-
-
-def _folder(
-  output_dir: str | os.PathLike[str] | None, name: str, seed: int
-) -> pathlib.Path | None:
-  """Return the folder of a run."""
-  if output_dir is None:
-    return None
-  return pathlib.Path(output_dir) / _slug(name) / f'seed_{seed}'
 
 
 def _slug(name: str) -> str:

@@ -24,8 +24,6 @@ from tff_partial.analysis.errors import AnalysisError
 # on the validation clients.
 LAST, BEST = 'last', 'best'
 
-_COUNTS = ('seeds', *run_folders.LOST)
-
 
 def deviation_of(metric: str) -> str:
   """Return the name of the column of a metric's standard deviation."""
@@ -64,7 +62,11 @@ class ResultTable:
         _with_deviation(*row)
         for row in self.frame[[name, deviation_of(name), 'seeds']].to_numpy()
       ]
-    texts['seeds'] = [_say_seeds(row) for row in self.frame.to_dict('records')]
+    for state in run_folders.LOST:
+      texts['seeds'] = [
+        f'{seeds}, {number} {state}' if number else f'{seeds}'
+        for seeds, number in zip(texts['seeds'], self.frame[state], strict=True)
+      ]
     lines = [markdown(texts, num_left=len(self.settings))]
     if self.lost:
       lines += ['', 'In no mean:', '']
@@ -138,7 +140,7 @@ def gather(
     row = {
       **setting.values,
       'seeds': len(done),
-      **{state: len(setting.ended(state)) for state in _COUNTS[1:]},
+      **{state: len(setting.ended(state)) for state in run_folders.LOST},
     }
     for name in metrics:
       row[name] = values[name].mean(skipna=False)
@@ -236,12 +238,6 @@ def _is_default(name: str) -> bool:
   if '/' in name:
     return name == 'privacy/epsilon'
   return not name.split()[-1].startswith('num_')
-
-
-def _say_seeds(row: Mapping[Any, Any]) -> str:
-  """Format how many runs are in the means, and the states of the others."""
-  lost = [f'{row[name]} {name}' for name in _COUNTS[1:] if row[name]]
-  return ', '.join([str(row['seeds']), *lost])
 
 
 def _with_deviation(mean: float, deviation: float, seeds: int) -> str:

@@ -210,13 +210,7 @@ class TrainingLoop:
     return found[0]
 
   def _note_without_query(self, number: int, asked: int, measured: int) -> None:
-    """Warn once of clients without query examples; refuse if all lack them.
-
-    Args:
-      number: The round.
-      asked: Number of clients that took part.
-      measured: Number of those with query examples.
-    """
+    """Warn once of clients without query examples; refuse if all lack them."""
     if not measured:
       _check_query_examples(self.run.process, self.clients)
     if self.has_warned or (self.privacy and not self.diagnostics):
