@@ -150,17 +150,15 @@ def curve(name: str, method: str, seed: int) -> list[float]:
     tested = trainable.evaluation_set(task.tests[tasks_lib.SEEN])
     concerned = tuple(filter(change.concerns, tested.clients.client_ids))
     clients = trainable.clients()
-    run = running.train_rounds(
-      config,
-      Output(),
+    run = running.Prepared(
       trainable,
       Changing(clients, clients.client_ids, change, is_measured=False),
       dataclasses.replace(
         tested,
         clients=Changing(tested.clients, concerned, change, is_measured=True),
       ),
-      [change],
-    )
+      callbacks=[change],
+    ).train(config, Output())
   return [
     float(run.history[number - 1]['validation_f1'])
     for number in (CHANGE, SOON, ROUNDS)

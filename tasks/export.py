@@ -70,10 +70,10 @@ def main(config: Config, output: Output, chosen: Export) -> None:
       num_predicted=chosen.num_predicted,
       weighted=chosen.weighted,
     )
-    simulation = devices.Simulation(of_run, exported)
     ids = clients.client_ids[: chosen.compared]
     compared = [
-      simulation.client(value) for value in devices.cohort(clients, ids)
+      devices.simulated(of_run, exported, value)
+      for value in devices.cohort(clients, ids)
     ]
     rows = {
       name: devices.measure(exported, name, compared, chosen.num_predicted)

@@ -115,12 +115,9 @@ def compare(
       history += [{**place, **row} for row in result.history]
   table = pd.DataFrame(runs)
   _warn_of_unlike(table)
+  joined = pd.concat(of_clients, ignore_index=True)
   return comparisons.Comparison(
-    metric,
-    higher_is_better,
-    table,
-    pd.concat(of_clients, ignore_index=True),
-    pd.DataFrame(history),
+    metric, higher_is_better, table, joined, pd.DataFrame(history)
   )
 
 

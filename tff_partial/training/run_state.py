@@ -139,11 +139,6 @@ class Run:
       return self.store
     return self.store.at(best)
 
-  @property
-  def is_full(self) -> bool:
-    """True if client states take so much memory that they should be saved."""
-    return self.store is not None and self.store.is_full
-
   def next(self, clients: cohorts.Cohort) -> Mapping[str, Any]:
     """Run a round with some clients and return its metrics."""
     ids = clients.client_ids

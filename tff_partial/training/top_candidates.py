@@ -112,10 +112,7 @@ def _is_wanted(
 ) -> np.ndarray:
   """Return which candidates are left, bool `[candidates]`.
 
-  Args:
-    names: The candidates.
-    exclude: Those to leave out.
-    may_lack: True to warn of a value that is no candidate, not refuse it.
+  A value to exclude that is no candidate is refused, unless they `may_lack` it.
   """
   texts = [vocabularies.as_text(name) for name in names]
   unwanted = {vocabularies.as_text(value): value for value in exclude}

@@ -117,9 +117,10 @@ class TrainingLoop:
         if self.table is not None:
           self.table.complete(columns)
     self.history.append(metrics_log.entry(run.round, row))
-    is_new_best = run.store is not None and run.notes.best_round == run.round
-    is_time = run.round % self.checkpoint_every == 0 or run.is_full
-    if self.is_over or is_time or is_new_best:
+    saves = self.is_over or run.round % self.checkpoint_every == 0
+    if run.store is not None:
+      saves |= run.store.is_full or run.notes.best_round == run.round
+    if saves:
       run.save(self.saved, self.table)
     self.bar.step(self._shown(row))
 

@@ -77,59 +77,56 @@ class _Row(NamedTuple):
   predictions: float
 
 
-class Simulation:
-  """The simulation of test clients, to compare with."""
+def simulated(
+  of_run: Served, exported: exports.Exported, value: Mapping[str, Any]
+) -> _Client:
+  """Simulate one client, to compare with.
 
-  def __init__(self, of_run: Served, exported: exports.Exported):
-    self._evaluation, self._model, self._weights = of_run
-    model = of_run.model
-    self._exported = exported
-    self._fields = {
-      name: serving.Fields(model.example_spec[name], name)
-      for name in ('x', 'y', 'weight')
-    }
-    self._predictions = serving.Fields(model.prediction_spec, 'predictions')
-
-  def client(self, value: Mapping[str, Any]) -> _Client:
-    """Simulate one client."""
-    count = min(int(value['count']), self._exported.num_support)
-    examples = collections.OrderedDict(
-      (
-        name,
-        tf.nest.map_structure(lambda a: a[:count], value['examples'][name]),
-      )
-      for name in self._model.example_spec
+  Args:
+    of_run: The parts of the run.
+    exported: The written export.
+    value: The client's examples, count and seed.
+  """
+  evaluation, model, weights = of_run
+  count = min(int(value['count']), exported.num_support)
+  examples = collections.OrderedDict(
+    (name, tf.nest.map_structure(lambda a: a[:count], value['examples'][name]))
+    for name in model.example_spec
+  )
+  flat = {
+    name: serving.Fields(model.example_spec[name], name).flat(examples[name])
+    for name in ('x', 'y', 'weight')
+  }
+  held: dict[str, Any] = {}
+  if evaluation is not None:
+    # What a client remembers at first is drawn as the device draws it.
+    first = random_bits.fold_in(exported.seed, 'local').numpy()
+    (kept,) = state_codec.first_states(
+      evaluation.initialize_client, first[np.newaxis]
     )
-    flat = {n: f.flat(examples[n]) for n, f in self._fields.items()}
-    held: dict[str, Any] = {}
-    if self._evaluation is not None:
-      # What a client remembers at first is drawn as the device draws it.
-      first = random_bits.fold_in(self._exported.seed, 'local').numpy()
-      (kept,) = state_codec.first_states(
-        self._evaluation.initialize_client, first[np.newaxis]
-      )
-      client = collections.OrderedDict(
-        examples=examples, count=np.int32(count), seed=self._exported.seed
-      )
-      held = dict(self._evaluation.personalise(self._weights, kept, client))
-    own_model = self._model.to_keras(self._weights, held)
-    predicted = own_model(examples['x'], training=False)
-    wanted = self._exported.signatures.get(serving.RECONSTRUCT, {'inputs': {}})
-    support = {
-      name: running.padded(array, self._exported.num_support)
-      for field in flat.values()
-      for name, array in field.items()
-      if name in wanted['inputs']
-    }
-    return _Client(
-      {**support, serving.COUNT: np.asarray(count, np.int32)},
-      {name: np.asarray(array) for name, array in flat['x'].items()},
-      {
-        name: np.asarray(held[variable])
-        for name, variable in self._exported.local.items()
-      },
-      self._predictions.flat(tf.nest.map_structure(np.asarray, predicted)),
+    client = collections.OrderedDict(
+      examples=examples, count=np.int32(count), seed=exported.seed
     )
+    held = dict(evaluation.personalise(weights, kept, client))
+  own_model = model.to_keras(weights, held)
+  predicted = own_model(examples['x'], training=False)
+  wanted = exported.signatures.get(serving.RECONSTRUCT, {'inputs': {}})
+  support = {
+    name: running.padded(array, exported.num_support)
+    for field in flat.values()
+    for name, array in field.items()
+    if name in wanted['inputs']
+  }
+  predictions = serving.Fields(model.prediction_spec, 'predictions')
+  return _Client(
+    {**support, serving.COUNT: np.asarray(count, np.int32)},
+    {name: np.asarray(array) for name, array in flat['x'].items()},
+    {
+      name: np.asarray(held[variable])
+      for name, variable in exported.local.items()
+    },
+    predictions.flat(tf.nest.map_structure(np.asarray, predicted)),
+  )
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:
