@@ -64,14 +64,14 @@ def cut(
   size = next(iter(sizes.values()), 0)
   clients = list(arguments.values())
   groups = collections.defaultdict(list)
-  numbers = [argument.groups() for argument in clients]
+  numbers = [argument.groups for argument in clients]
   runs, last = 0, None
   for position, group in enumerate(zip(*numbers, strict=True)):
     runs += group != last
     last = group
     groups[runs if in_order else group].append(position)
-  is_light = all(a.client_bytes() <= _FEW_BYTES for a in clients)
-  client_bytes = sum(a.client_bytes() for a in clients)
+  is_light = all(a.client_bytes <= _FEW_BYTES for a in clients)
+  client_bytes = sum(a.client_bytes for a in clients)
   shards = []
   for members in groups.values():
     ends = _ends(len(members), client_bytes)
