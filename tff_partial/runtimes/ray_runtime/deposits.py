@@ -9,10 +9,8 @@ cohorts.
 from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
-import functools
-import math
 import os
-from typing import Any, Self
+from typing import IO, Self
 import uuid
 import weakref
 
@@ -26,17 +24,17 @@ from tff_partial.runtimes.values import sources
 # Compared as objects: a file is removed with the object that owns it.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Deposit:
-  """Leaves in a file, one after another, each for all clients.
+  """Leaves in a file, client after client.
 
   Attributes:
     path: The file.
     clients: The number of clients.
-    specs: Dtype and shape of the leaves of a client.
+    record: The dtype of a client's leaves, with a field for each.
   """
 
   path: str
   clients: int
-  specs: tuple[tuple[str, tuple[int, ...]], ...]
+  record: np.dtype
   is_in_memory = False
 
   def __len__(self) -> int:
@@ -50,10 +48,13 @@ class Deposit:
       CohortRuntimeError: If it cannot be written.
     """
     path = os.path.join(folder, uuid.uuid4().hex)
+    record = np.dtype([('', leaf.dtype, leaf.shape[1:]) for leaf in leaves])
+    records = np.empty([len(leaves[0])], record)
+    for field, leaf in zip(record.names or (), leaves, strict=True):
+      records[field] = leaf
     try:
       with open(path, 'xb', buffering=0) as file:
-        for leaf in leaves:
-          np.ascontiguousarray(leaf).tofile(file)
+        records.tofile(file)
     except OSError as error:
       with contextlib.suppress(OSError):
         os.unlink(path)
@@ -62,8 +63,7 @@ class Deposit:
         f'{error.strerror}. Make room, or name another folder that all '
         'machines see.'
       ) from error
-    specs = tuple((leaf.dtype.str, leaf.shape[1:]) for leaf in leaves)
-    return cls(path, len(leaves[0]), specs)
+    return cls(path, len(records), record)
 
   def owned(self) -> Self:
     """Return itself; the file is removed when the object is."""
@@ -78,17 +78,18 @@ class Deposit:
     Raises:
       CohortRuntimeError: If the file cannot be read.
     """
-    with self._opened('rb') as number:
-      for leaf, (offset, size) in zip(leaves, self._lying, strict=True):
-        if not size:
-          continue
-        into: Any = leaf.reshape([len(leaf), -1]).view(np.uint8)
-        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-          found = os.preadv(number, [into[place]], offset + row * size)
-          if found < size:
-            raise errors.CohortRuntimeError(
-              f'{self.path} has become shorter. Go on from the last checkpoint.'
-            )
+    size = self.record.itemsize
+    with self._opened('rb') as file:
+      for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+        file.seek(row * size)
+        found = file.read(size)
+        if len(found) < size:
+          raise errors.CohortRuntimeError(
+            f'{self.path} has become shorter. Go on from the last checkpoint.'
+          )
+        (record,) = np.frombuffer(found, self.record)
+        for leaf, value in zip(leaves, record, strict=True):
+          leaf[place] = value
 
   def take(self, rows: np.ndarray) -> 'tuple[sources.Source, np.ndarray]':
     """Return itself: a file is not sent, only its path."""
@@ -100,30 +101,20 @@ class Deposit:
     Raises:
       CohortRuntimeError: If the file cannot be written.
     """
-    with self._opened('r+b') as number:
-      for offset, size in self._lying:
-        os.pwrite(number, bytes(size), offset + row * size)
+    with self._opened('r+b') as file:
+      file.seek(row * self.record.itemsize)
+      file.write(bytes(self.record.itemsize))
 
   @contextlib.contextmanager
-  def _opened(self, mode: str) -> Iterator[int]:
-    """Open the file and yield its descriptor."""
+  def _opened(self, mode: str) -> Iterator[IO[bytes]]:
     try:
-      with open(self.path, mode, buffering=0) as file:
-        yield file.fileno()
+      with open(self.path, mode) as file:
+        yield file
     except OSError as error:
       raise errors.CohortRuntimeError(
         f'{self.path}: what clients remember cannot be read or changed: '
         f'{error.strerror}. All machines must see this folder.'
       ) from error
-
-  @functools.cached_property
-  def _lying(self) -> list[tuple[int, int]]:
-    """Offset of each leaf, and its bytes per client."""
-    sizes = [
-      np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in self.specs
-    ]
-    ends = np.cumsum([size * self.clients for size in sizes]).tolist()
-    return list(zip([0, *ends[:-1]], sizes, strict=True))
 
 
 def make_folder(parent: str | os.PathLike[str]) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
-import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -77,6 +76,7 @@ class Answer:
   error: Exception | None = None
 
 
+@dataclasses.dataclass(frozen=True)
 class RemoteArray:
   """Resident array in a feed: it is sent once, and then by its key.
 
@@ -84,26 +84,6 @@ class RemoteArray:
     key: The same for the same array.
     where: A reference by which a worker finds it.
   """
-
-  def __init__(self, key: int, where: Any, array: np.ndarray):
-    self.key, self.where = key, where
-    self._array = weakref.ref(array)
-
-  def __reduce__(self) -> tuple[Any, ...]:
-    return _Named, (self.key, self.where)
-
-  @property
-  def array(self) -> np.ndarray:
-    """Array, in the process that sends it."""
-    array = self._array()
-    if array is None:
-      raise ReferenceError('A feed outlived the cohort whose arrays it names.')
-    return array
-
-
-@dataclasses.dataclass(frozen=True)
-class _Named:
-  """`RemoteArray` in the process that receives it."""
 
   key: int
   where: Any
@@ -120,7 +100,7 @@ class RemoteArrays(client_feeds.DeviceArrays):
 
   def _made(self, array: np.ndarray) -> RemoteArray:
     self._count += 1
-    return RemoteArray(self._count, self._send(array), array)
+    return RemoteArray(self._count, self._send(array))
 
   def forget(self) -> None:
     """Send all arrays again from now on: the workers that had them are gone."""
@@ -134,10 +114,12 @@ class RemoteArrays(client_feeds.DeviceArrays):
     self, feeds: Sequence[client_feeds.MaybeRead]
   ) -> list[client_feeds.Feed]:
     """Open the feeds for a loop that runs in this process."""
+    arrays: dict[int, Any] = {
+      remote.key: array for array, remote in list(self._tensors.values())
+    }
     return _with_tensors(
       super().here(feeds),
-      RemoteArray,
-      lambda remote: self._here.tensor(remote.array),
+      lambda remote: self._here.tensor(arrays[remote.key]()),
     )
 
 
@@ -201,13 +183,13 @@ class ShardWorker:
       list(map(to_tensor, common.zeros)),
     )
 
-    def tensor(named: _Named) -> tf.Tensor:
-      if named.key not in self._arrays:
-        self._arrays[named.key] = fetch(named.where)
-      return self._resources.arrays.tensor(self._arrays[named.key])
+    def tensor(remote: RemoteArray) -> tf.Tensor:
+      if remote.key not in self._arrays:
+        self._arrays[remote.key] = fetch(remote.where)
+      return self._resources.arrays.tensor(self._arrays[remote.key])
 
     def opened(share: rounds.Share) -> rounds.Share:
-      feeds = _with_tensors(client_feeds.opened(share.feeds), _Named, tensor)
+      feeds = _with_tensors(client_feeds.opened(share.feeds), tensor)
       return rounds.Share(share.shard, feeds, by_key(program, share.kept))
 
     totals, returned = stage.run(
@@ -316,15 +298,16 @@ def to_tensor(leaf: Any) -> Any:
 
 
 def _with_tensors(
-  feeds: Sequence[client_feeds.Feed],
-  kind: type,
-  tensor: Callable[[Any], tf.Tensor],
+  feeds: Sequence[client_feeds.Feed], tensor: Callable[[RemoteArray], tf.Tensor]
 ) -> list[client_feeds.Feed]:
-  """Replace leaves of one kind in feeds by tensors."""
+  """Replace remote arrays in feeds by tensors."""
   return [
     dataclasses.replace(
       feed,
-      tensors=[tensor(t) if isinstance(t, kind) else t for t in feed.tensors],
+      tensors=[
+        tensor(leaf) if isinstance(leaf, RemoteArray) else leaf
+        for leaf in feed.tensors
+      ],
     )
     for feed in feeds
   ]
