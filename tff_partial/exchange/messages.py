@@ -149,7 +149,7 @@ def _update(
     moved = zero_unless_finite(tiers.delta(received, result.weights[tier]))
     for variance, mean in work.model.variances.items():
       if variance in moved:
-        # Moved around the mean that the server has: see `averaged_states`.
+        # Moved around the mean that the server has: see `JoinUpdates`.
         moved[variance] -= tf.square(moved[mean])
     if is_one_copy:
       moved = groups.scatter_to_groups(

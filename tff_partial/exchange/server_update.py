@@ -65,7 +65,7 @@ class JoinUpdates:
     self._trained: Any = None
     self._with_update = [statistic.name for statistic in with_update]
     update_type = message_type.update
-    tiers = [
+    self._tiers = tiers = [
       name
       for name, _ in tff.structure.iter_elements(update_type)
       if name not in self._with_update
@@ -90,18 +90,20 @@ class JoinUpdates:
       self._chooses = {
         name: _chosen_if_finite(joined, name) for name in self._with_update
       }
-      self._tiers = _chosen_all(joined, tiers)
     if tiers:
       trained_type = server_type
       if len(tiers) < len(server_type.trainable):
         self._trained = _of_tiers(server_type, tiers)
         trained_type = self._trained.type_signature.result
-        self._replaced = _replaced(server_type, trained_type)
       build = tff.learning.templates.build_apply_optimizer_finalizer
       self._finalizer = build(
         server_optimizer, trained_type, aggregators.moves_nothing
       )
-      self._update_type = trained_type.trainable
+      trained = tff.structure.iter_elements(trained_type.trainable)
+      self._has_states = any(
+        model.state & set(tff.structure.name_list(named))
+        for _, named in trained
+      )
 
   def initialize(self) -> tuple[Any, Any]:
     """Return the first states of the aggregator and of the server optimizer."""
@@ -138,32 +140,65 @@ class JoinUpdates:
       for name, choose in self._chooses.items()
     }
     if self._finalizer is not None:
-      update = joined.result
-      if self._chooses:
-        update = tff.federated_map(self._tiers, update)
-      if members is not None:
-        update = tff.federated_map(
-          _by_members(self._update_type, members.type_signature.member),
-          (update, members),
-        )
+      update, has_members = joined.result, members is not None
+      if members is None:
+        members = tff.federated_value((), tff.SERVER)
+      if self._chooses or has_members:
+        update = _mapped(self._update_of, update, members)
       trained = weights
       if self._trained is not None:
         trained = tff.federated_map(self._trained, weights)
       moved = self._finalizer.next(finalizer, trained, update)
       measurements['finalizer'] = moved.measurements
       finalizer, new = moved.state, moved.result
-      if self._model.state & set(_names(self._update_type)):
-        average = averaged_states(
-          self._model, trained.type_signature.member, self._update_type
-        )
-        new = tff.federated_map(average, (trained, update, new))
-      if members is not None:
-        of, by = (each.type_signature.member for each in (trained, members))
-        new = tff.federated_map(_rests(of, by), (trained, new, members))
-      if self._trained is not None:
-        new = tff.federated_map(self._replaced, (weights, new))
+      if self._trained is not None or has_members or self._has_states:
+        new = _mapped(self._settled, weights, update, new, members)
       weights = new
     return Joined(weights, statistics, joined.state, finalizer, measurements)
+
+  def _update_of(self, joined: Any, members: Any) -> Any:
+    """Return the update of the weights; for groups that of their members."""
+    update = collections.OrderedDict(
+      (tier, joined[tier]) for tier in self._tiers
+    )
+    if tf.is_tensor(members):
+      update[GROUP] = groups.members_mean(update[GROUP], members)
+    return update
+
+  def _settled(self, weights: Any, update: Any, new: Any, members: Any) -> Any:
+    """Return all new weights, given those that the optimizer moved.
+
+    Copies of groups without members rest. States of layers become the mean of
+    clients' states, also if a server optimizer moves the weights in another
+    way. For variances, clients send how far the mean square around the mean `m`
+    that the server has is from the server's variance. Around the new mean `m'`
+    it is less by `(m' - m)^2`: the variance of all clients' examples together.
+    """
+    for tier, named in new.trainable.items():
+      moved = update[tier]
+      for name in self._model.state & set(named):
+        before = weights.trainable[tier][name]
+        found = before - moved[name]
+        if name in self._model.variances:
+          found -= tf.square(moved[self._model.variances[name]])
+          # Beside a mean that moved far, rounding could make it negative.
+          found = tf.maximum(found, 0.0)
+        # Such as a mean of none, which the optimizer rejects, too.
+        named[name] = tf.where(are_finite(found), found, before)
+    if tf.is_tensor(members):
+      new.trainable[GROUP] = groups.with_members(
+        weights.trainable[GROUP], new.trainable[GROUP], members
+      )
+    return client_work.ModelWeights(
+      collections.OrderedDict(weights.trainable, **new.trainable),
+      weights.non_trainable,
+    )
+
+
+def _mapped(function: Callable[..., Any], *values: Any) -> Any:
+  """Map a function of tensors over values at the server."""
+  types = [value.type_signature.member for value in values]
+  return tff.federated_map(tff.tensorflow.computation(function, *types), values)
 
 
 def chosen(structure: tff.Type, name: str) -> tff.Computation:
@@ -179,14 +214,6 @@ def _chosen_if_finite(structure: tff.Type, name: str) -> tff.Computation:
   )
 
 
-def _chosen_all(structure: tff.Type, names: Sequence[str]) -> tff.Computation:
-  """Make `(structure -> its elements of these names)`."""
-  return tff.tensorflow.computation(
-    lambda joined: collections.OrderedDict((n, joined[n]) for n in names),
-    structure,
-  )
-
-
 def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
   """Make `(ModelWeights -> ModelWeights)`: only those of some tiers."""
   return tff.tensorflow.computation(
@@ -196,85 +223,6 @@ def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
     ),
     server_type,
   )
-
-
-def _replaced(server_type: tff.Type, new_type: tff.Type) -> tff.Computation:
-  """Make `(ModelWeights, of some tiers -> ModelWeights)`."""
-  return tff.tensorflow.computation(
-    lambda weights, new: client_work.ModelWeights(
-      collections.OrderedDict(weights.trainable, **new.trainable),
-      weights.non_trainable,
-    ),
-    *(server_type, new_type),
-  )
-
-
-def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
-  """Make `(update, members -> update)`: see `groups.members_mean`."""
-
-  @tff.tensorflow.computation(update_type, members)
-  def by_members(update: Any, members: Any) -> Any:
-    update[GROUP] = groups.members_mean(update[GROUP], members)
-    return update
-
-  return by_members
-
-
-def _rests(weights_type: tff.Type, members: tff.Type) -> tff.Computation:
-  """Make `(ModelWeights, new, members -> new)`: no members, no move."""
-
-  @tff.tensorflow.computation(weights_type, weights_type, members)
-  def rests(weights: Any, new: Any, members: Any) -> Any:
-    new.trainable[GROUP] = groups.with_members(
-      weights.trainable[GROUP], new.trainable[GROUP], members
-    )
-    return new
-
-  return rests
-
-
-def _names(update_type: tff.StructType) -> list[str]:
-  """Return the names of all variables in an update."""
-  return [
-    name
-    for _, named in tff.structure.iter_elements(update_type)
-    for name in tff.structure.name_list(named)
-  ]
-
-
-def averaged_states(
-  model: models.PartialModel, weights_type: tff.Type, update_type: tff.Type
-) -> tff.Computation:
-  """Make `(ModelWeights, update, new ModelWeights -> ModelWeights)`.
-
-  States of layers become the mean of clients' states, also if a server
-  optimizer moves the weights in another way. For variances, clients send how
-  far the mean square around the mean `m` that the server has is from the
-  server's variance. Around the new mean `m'` it is less by `(m' - m)^2`: the
-  variance of all clients' examples together.
-
-  Args:
-    model: The model.
-    weights_type: Type of the weights.
-    update_type: Type of the mean update, old minus new.
-  """
-
-  @tff.tensorflow.computation(weights_type, update_type, weights_type)
-  def average(weights: Any, update: Any, new: Any) -> Any:
-    for tier, named in new.trainable.items():
-      moved = update[tier]
-      for name in model.state & set(named):
-        before = weights.trainable[tier][name]
-        found = before - moved[name]
-        if name in model.variances:
-          found -= tf.square(moved[model.variances[name]])
-          # Beside a mean that moved far, rounding could make it negative.
-          found = tf.maximum(found, 0.0)
-        # Such as a mean of none, which the optimizer rejects, too.
-        named[name] = tf.where(are_finite(found), found, before)
-    return new
-
-  return average
 
 
 class Exchange(NamedTuple):
