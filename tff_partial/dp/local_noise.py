@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -34,6 +34,9 @@ class ClientNoise(abc.ABC):
   clip: float
   noise_multiplier: float
   noise_seed: int | None = None
+  # The kind of clip, and the standard deviation of noise of multiplier 1.
+  _clipping: ClassVar[type[clipping_lib.OneClip]]
+  _stddev: ClassVar[float]
 
   def __post_init__(self) -> None:
     clipping_lib.check_positive(self.clip, 'clip')
@@ -42,9 +45,15 @@ class ClientNoise(abc.ABC):
     )
 
   @property
-  @abc.abstractmethod
   def mechanism(self) -> Mechanism:
     """The mechanism, for the accountant."""
+    return Mechanism(
+      LOCAL,
+      self._clipping(self.clip),
+      self._stddev * self.noise_multiplier,
+      None,
+      self.noise_seed is not None,
+    )
 
   def __call__(self, update: Any, seed: tf.Tensor) -> Any:
     """Clip an update that a client is about to send, and add noise.
@@ -81,16 +90,7 @@ class LocalNoise(ClientNoise):
     noise_seed: As for `ClientNoise`.
   """
 
-  @property
-  def mechanism(self) -> Mechanism:
-    """The mechanism, for the accountant."""
-    return Mechanism(
-      LOCAL,
-      clipping_lib.FixedClip(self.clip),
-      self.noise_multiplier,
-      None,
-      self.noise_seed is not None,
-    )
+  _clipping, _stddev = clipping_lib.FixedClip, 1.0
 
   def _noised(self, update: Any, seed: tf.Tensor) -> Any:
     query = dp_queries.GaussianSumQuery(
@@ -143,16 +143,8 @@ class LaplaceNoise(ClientNoise):
     noise_seed: As for `ClientNoise`.
   """
 
-  @property
-  def mechanism(self) -> Mechanism:
-    """The mechanism, which a plan of Gaussian noise refuses."""
-    return Mechanism(
-      LOCAL,
-      L1Clip(self.clip),
-      math.sqrt(2.0) * self.noise_multiplier,
-      None,
-      self.noise_seed is not None,
-    )
+  # A plan of Gaussian noise refuses this clip.
+  _clipping, _stddev = L1Clip, math.sqrt(2.0)
 
   def epsilon(self, participations: int = 1) -> float:
     """Return one client's epsilon, at delta 0; infinity without noise.

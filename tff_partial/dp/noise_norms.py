@@ -4,7 +4,8 @@ from collections.abc import Mapping
 import math
 from typing import Any, NamedTuple
 
-from tff_partial.dp import clipping as clipping_lib
+from tff_partial.dp.clipping import parts_of
+from tff_partial.dp.clipping import WHOLE
 from tff_partial.errors import PrivacyError
 
 # A noise norm this many times that of the largest mean update drowns it.
@@ -60,16 +61,12 @@ def of_mean(plan: Any, num_weights: int | Mapping[str, int]) -> NoiseNorm:
   Raises:
     PrivacyError: If the parts do not match those of the clipping.
   """
-  clipping, clients = plan.clipping, plan.clients_per_round
-  by_part: Mapping[str, clipping_lib.Clipping]
-  by_part = clipping if isinstance(clipping, Mapping) else {'': clipping}
-  numbers: Mapping[str, int]
-  if isinstance(clipping, Mapping):
-    numbers = num_weights if isinstance(num_weights, Mapping) else {}
-  elif isinstance(num_weights, Mapping):
-    numbers = {'': sum(num_weights.values())}
-  else:
-    numbers = {'': num_weights}
+  clients, by_part = plan.clients_per_round, parts_of(plan.clipping)
+  numbers = (
+    num_weights if isinstance(num_weights, Mapping) else {WHOLE: num_weights}
+  )
+  if WHOLE in by_part:
+    numbers = {WHOLE: sum(numbers.values())}
   if set(numbers) != set(by_part):
     raise PrivacyError(
       f'`num_weights` must be given for {sorted(by_part)}, as the clipping is, '

@@ -267,19 +267,14 @@ def by_name(
       f'Sampling {name!r} is for local noise, which needs a FixedClip, as no '
       f'client knows the others, found {clipping}.'
     )
-  make = {
-    PoissonSampling.name: lambda: PoissonSampling(
-      clients_per_round / population
-    ),
-    FixedSizeSampling.name: lambda: FixedSizeSampling(
-      population, clients_per_round
-    ),
-    EveryRound.name: EveryRound,
-    EveryUpdate.name: EveryUpdate,
-  }
-  if name not in make:
-    raise PrivacyError(f'Sampling must be one of {NAMES}, found {name!r}.')
-  return make[name]()
+  if name == PoissonSampling.name:
+    return PoissonSampling(clients_per_round / population)
+  if name == FixedSizeSampling.name:
+    return FixedSizeSampling(population, clients_per_round)
+  for kind in (EveryRound, EveryUpdate):
+    if name == kind.name:
+      return kind()
+  raise PrivacyError(f'Sampling must be one of {NAMES}, found {name!r}.')
 
 
 def check_delta(delta: float) -> None:
