@@ -23,12 +23,8 @@ def as_loops(graph_def: tf.compat.v1.GraphDef) -> None:
   changed = set()
   for function in list(known.values()):
     replaced = _replace(function.node_def, known, graph_def)
-    for node in function.node_def:
-      node.input[:] = [_renamed(name, replaced) for name in node.input]
-    for returned in (function.ret, function.control_ret):
-      for key, name in returned.items():
-        returned[key] = _renamed(name, replaced)
     if replaced:
+      operations.rename_results(function, replaced)
       changed.add(function.signature.name)
   _replace(graph_def.node, known, graph_def)
   for function in graph_def.library.function:
@@ -56,15 +52,7 @@ def _rename_functions(
   while len(changed) > before:
     before = len(changed)
     changed |= {name for name, inner in called.items() if inner & changed}
-  suffix = f'_loops_{next(_serial)}'
-  for function in graph_def.library.function:
-    if function.signature.name in changed:
-      function.signature.name += suffix
-  for nodes in operations.scopes(graph_def):
-    for node in nodes:
-      for inner in operations.named_functions(node):
-        if inner.name in changed:
-          inner.name += suffix
+  operations.rename_functions(graph_def, changed, f'_loops_{next(_serial)}')
 
 
 def _replace(
@@ -94,13 +82,7 @@ def _replace(
     ]
     loop, *inner = _loop(states, elements, others, reduce.signature.name)
     graph_def.library.function.extend([loop, *inner])
-    node.op = 'StatefulPartitionedCall'
-    node.attr.clear()
-    for name in ('input', 'output'):
-      arguments = getattr(loop.signature, f'{name}_arg')
-      kinds = node.attr[f'T{name.removesuffix("put")}'].list.type
-      kinds.extend(argument.type for argument in arguments)
-    node.attr['f'].func.name = loop.signature.name
+    operations.make_call(node, loop, 'StatefulPartitionedCall')
     replaced.add(node.name)
   return replaced
 
@@ -189,11 +171,3 @@ def _loop(
         node.op = 'StatefulPartitionedCall'
         node.attr['f'].func.name = name
   return [f for f in functions if f.signature.name != standing]
-
-
-def _renamed(name: str, replaced: set[str]) -> str:
-  """Rename an output of a replaced node, which functions name by its op."""
-  node, _, result = name.partition(':')
-  if node in replaced and result:
-    return f'{node}:output:{result.rpartition(":")[2]}'
-  return name

@@ -6,7 +6,8 @@ operation not listed here is taken for random. The next call finds a resource
 with a name again, so it must be one that the graph's initializer fills.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+import itertools
 import re
 from typing import Any
 
@@ -125,6 +126,49 @@ def named_functions(node: tf.compat.v1.NodeDef) -> Iterator[Any]:
     if attribute.HasField('func'):
       yield attribute.func
     yield from attribute.list.func
+
+
+def rename_functions(
+  graph_def: tf.compat.v1.GraphDef, names: Container[str], ending: str
+) -> None:
+  """Append an ending to the names of some functions of a graph."""
+  for function in graph_def.library.function:
+    if function.signature.name in names:
+      function.signature.name += ending
+  for nodes in scopes(graph_def):
+    for called in itertools.chain.from_iterable(map(named_functions, nodes)):
+      if called.name in names:
+        called.name += ending
+
+
+def make_call(
+  node: tf.compat.v1.NodeDef, function: Any, op: str = 'PartitionedCall'
+) -> None:
+  """Make a node call a function, with the inputs that it has."""
+  node.op = op
+  node.attr.clear()
+  signature = function.signature
+  for name, arguments in (
+    ('Tin', signature.input_arg),
+    ('Tout', signature.output_arg),
+  ):
+    node.attr[name].list.type.extend(argument.type for argument in arguments)
+  node.attr['f'].func.name = signature.name
+
+
+def rename_results(function: Any, calls: Container[str]) -> None:
+  """Rename the results of nodes of a function that have become calls."""
+
+  def renamed(tensor: str) -> str:
+    node, _, result = tensor.partition(':')
+    if node in calls and result:
+      return f'{node}:output:{result.rpartition(":")[2]}'
+    return tensor
+
+  for node in function.node_def:
+    node.input[:] = map(renamed, node.input)
+  for key, tensor in function.ret.items():
+    function.ret[key] = renamed(tensor)
 
 
 def executed(

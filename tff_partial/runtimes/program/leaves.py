@@ -8,6 +8,7 @@ in a leaf outlives a call.
 """
 
 from collections.abc import Sequence
+import copy
 import itertools
 import re
 from typing import Any
@@ -115,8 +116,7 @@ class Leaf:
   def _with_shapes(
     self, shapes: Sequence[tuple[int | None, ...]]
   ) -> tf.compat.v1.GraphDef:
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.CopyFrom(self._graph_def)
+    graph_def = copy.deepcopy(self._graph_def)
     shape_of = {
       name.split(':')[0]: shape
       for name, shape in zip(self._inputs, shapes, strict=True)
@@ -185,8 +185,7 @@ def _adding_in_place(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
   rows takes as long as to read all. The other operation, which XLA lacks, has
   the same sums.
   """
-  changed = tf.compat.v1.GraphDef()
-  changed.CopyFrom(graph_def)
+  changed = copy.deepcopy(graph_def)
   # Functions keep their bodies: XLA is given others of the same names.
   for node in changed.node:
     if node.op == 'TensorScatterAdd':
@@ -210,8 +209,7 @@ def _with_own_resources(
   graph_def: tf.compat.v1.GraphDef, call: int
 ) -> tf.compat.v1.GraphDef:
   """Return a graph whose variables are apart from those of other calls."""
-  own = tf.compat.v1.GraphDef()
-  own.CopyFrom(graph_def)
+  own = copy.deepcopy(graph_def)
   for node in own.node:
     if 'shared_name' in node.attr:
       name = node.attr['shared_name'].s.decode()

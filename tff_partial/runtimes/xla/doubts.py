@@ -10,6 +10,7 @@ that kernels yield.
 from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import contextvars
+import copy
 import functools
 import inspect
 import itertools
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.graphs import operations
 from tff_partial.runtimes.xla import agreement
 from tff_partial.runtimes.xla import loops_for_xla
@@ -107,6 +109,13 @@ class _Scope:
     self._known[node.name] = node
     return node
 
+  def false(self) -> str:
+    """Add a constant."""
+    node = self.add('Const', [])
+    node.attr['dtype'].type = _BOOL
+    node.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(False))
+    return self.tensor(node)
+
   def either(self, doubts: Sequence[str]) -> str:
     """Add nodes that compute whether any doubt is true."""
     return functools.reduce(
@@ -181,13 +190,10 @@ class _Adder:
       return False
     for function, name in ((condition, condition.name), (body, doubting)):
       function.name = self._with_doubt_before(name, function is body)
-    first = scope.add('Const', [])
-    first.attr['dtype'].type = _BOOL
-    first.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(False))
     data = [name for name in node.input if not name.startswith('^')]
     control = [name for name in node.input if name.startswith('^')]
     del node.input[:]
-    node.input.extend([*data, scope.tensor(first), *control])
+    node.input.extend([*data, scope.false(), *control])
     return True
 
   def _call(self, node: Any, doubt: agreement.Doubt, scope: _Scope) -> Any:
@@ -201,11 +207,7 @@ class _Adder:
     if function.signature.name not in self._functions:
       self._add(function)
     call = scope.add('PartitionedCall', node.input[: len(dtypes)])
-    call.attr['Tin'].list.type.extend(
-      dtype.as_datatype_enum for dtype in dtypes
-    )
-    call.attr['Tout'].list.type.append(_BOOL)
-    call.attr['f'].func.name = function.signature.name
+    operations.make_call(call, function)
     return call
 
   def _function(self, name: str) -> str | None:
@@ -228,10 +230,7 @@ class _Adder:
     if function.signature.name in self._functions:
       return function.signature.name
     scope = _Scope(function.node_def, is_function=True)
-    none = scope.add('Const', [])
-    none.attr['dtype'].type = _BOOL
-    none.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(False))
-    self._end(function, scope.tensor(none))
+    self._end(function, scope.false())
     return self._add(function)
 
   def _with_doubt_before(self, name: str, is_body: bool) -> str:
@@ -247,8 +246,7 @@ class _Adder:
     return self._add(function)
 
   def _copy(self, name: str, ending: str) -> Any:
-    function = tf.compat.v1.GraphDef().library.function.add()
-    function.CopyFrom(self._functions[name])
+    function = copy.deepcopy(self._functions[name])
     function.signature.name = f'{name}_{ending}'
     _forget(function.attr, '_input_shapes')
     return function
@@ -258,7 +256,7 @@ class _Adder:
     function.ret['doubt'] = doubt
 
   def _add(self, function: Any) -> str:
-    self.graph_def.library.function.add().CopyFrom(function)
+    self.graph_def.library.function.append(function)
     self._functions[function.signature.name] = function
     return function.signature.name
 
@@ -272,7 +270,5 @@ def _forget(attributes: Any, name: str) -> None:
 @functools.cache
 def _function_of(doubt: agreement.Doubt, dtypes: tuple[tf.DType, ...]) -> Any:
   """Trace a doubt as a function of a graph."""
-  traced = tf.function(doubt, autograph=False).get_concrete_function(
-    *[tf.TensorSpec(None, dtype) for dtype in dtypes]
-  )
-  return traced.function_def
+  specs = [tf.TensorSpec(None, dtype) for dtype in dtypes]
+  return graphs.trace(doubt, specs).function_def

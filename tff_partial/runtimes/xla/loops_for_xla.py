@@ -9,7 +9,6 @@ later: then XLA refuses.
 
 from collections.abc import Callable, Iterable
 import functools
-import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -43,15 +42,9 @@ def prepared(
     return _handed_on(function)
 
   _prepare(graph.node, ':', handed_on)
-  for name, function in functions.items():
+  for name in functions:
     handed_on(name)
-    function.signature.name += ending
-  for nodes in operations.scopes(graph):
-    for called in itertools.chain.from_iterable(
-      map(operations.named_functions, nodes)
-    ):
-      if called.name in functions:
-        called.name += ending
+  operations.rename_functions(graph, functions, ending)
   return graph
 
 

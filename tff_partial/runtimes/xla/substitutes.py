@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.graphs import operations
 
 
@@ -36,43 +37,28 @@ def insert(graph_def: tf.compat.v1.GraphDef) -> None:
   added: dict[str, Any] = {}
   _replace(graph_def.node, added)
   for function in graph_def.library.function:
-    for old, new in _replace(function.node_def, added).items():
-      for node in function.node_def:
-        node.input[:] = [new if name == old else name for name in node.input]
-      for result, name in function.ret.items():
-        if name == old:
-          function.ret[result] = new
+    operations.rename_results(function, _replace(function.node_def, added))
   graph_def.library.function.extend(added.values())
 
 
-def _replace(nodes: Any, added: dict[str, Any]) -> dict[str, str]:
-  """Replace nodes by calls; return new names of results in functions."""
-  renamed = {}
+def _replace(nodes: Any, added: dict[str, Any]) -> set[str]:
+  """Make nodes call functions, which are added; return their names."""
+  replaced = set()
   for node in nodes:
-    if node.op not in _SUBSTITUTES:
-      continue
-    (result,) = operations.definition(node).output_arg
-    renamed[f'{node.name}:{result.name}:0'] = f'{node.name}:output:0'
-    integers = tf.as_dtype(node.attr['T'].type)
-    function = _function(node.op, integers)
-    added[function.signature.name] = function
-    call = tf.compat.v1.NodeDef(
-      name=node.name, op='PartitionedCall', input=node.input
-    )
-    dtypes = (tf.float32, integers, integers)
-    call.attr['Tin'].list.type.extend(d.as_datatype_enum for d in dtypes)
-    call.attr['Tout'].list.type.append(tf.bool.as_datatype_enum)
-    call.attr['f'].func.name = function.signature.name
-    node.CopyFrom(call)
-  return renamed
+    if node.op in _SUBSTITUTES:
+      function = _function(node.op, tf.as_dtype(node.attr['T'].type))
+      added[function.signature.name] = function
+      operations.make_call(node, function)
+      replaced.add(node.name)
+  return replaced
 
 
 @functools.cache
 def _function(op: str, integers: tf.DType) -> Any:
   """Trace a substitute as a function of a graph."""
-  traced = tf.function(_SUBSTITUTES[op], autograph=False)
-  return traced.get_concrete_function(
+  specs = [
     tf.TensorSpec([None, None], tf.float32),
     tf.TensorSpec([None], integers),
     tf.TensorSpec([], integers),
-  ).function_def
+  ]
+  return graphs.trace(_SUBSTITUTES[op], specs).function_def
