@@ -86,10 +86,7 @@ class _CohortContext:
     # Equal programs are equal keys, so that a process that is built again is
     # not compiled again. Comparing them is slow: once per object.
     self._kept: dict[tff.Computation, _Kept] = {}
-    self._known: weakref.WeakValueDictionary[int, tff.Computation] = (
-      weakref.WeakValueDictionary()
-    )
-    self._of_known: dict[int, tuple[_Kept, _Convert]] = {}
+    self._known: dict[int, tuple[weakref.ref, _Kept, _Convert]] = {}
     self._calls = itertools.count()
     self._logged: set[tff.Computation] = set()
     self._installed: list[Any] = []
@@ -151,8 +148,8 @@ class _CohortContext:
   def _compile(
     self, computation: tff.Computation
   ) -> tuple[_Compiled, _Convert]:
-    key = id(computation)
-    if self._known.get(key) is not computation or key not in self._of_known:
+    known = self._known.get(id(computation))
+    if known is None or known[0]() is not computation:
       kept = self._kept.get(computation)
       if kept is None:
         try:
@@ -162,10 +159,10 @@ class _CohortContext:
         if len(self._kept) >= rounds.MOST_PROGRAMS:
           self._forget_oldest()
         self._kept[computation] = kept
-      self._known[key] = computation
       convert = typed_values.converter(computation.type_signature.result)
-      self._of_known[key] = kept, convert
-    kept, convert = self._of_known[key]
+      known = weakref.ref(computation), kept, convert
+      self._known[id(computation)] = known
+    _, kept, convert = known
     kept.last_call = next(self._calls)
     return kept.compiled, convert
 
@@ -175,10 +172,8 @@ class _CohortContext:
       self._kept.items(), key=lambda item: item[1].last_call
     )
     del self._kept[computation]
-    self._of_known = {
-      key: known
-      for key, known in self._of_known.items()
-      if known[0] is not oldest
+    self._known = {
+      key: known for key, known in self._known.items() if known[1] is not oldest
     }
     if isinstance(oldest.compiled, rounds.CompiledComputation):
       self._chooser.forget(oldest.compiled.loops)

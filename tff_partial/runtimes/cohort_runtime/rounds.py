@@ -141,7 +141,12 @@ class CompiledComputation:
           for key, leaves in of_shard.items():
             outputs.setdefault(key, []).append(leaves)
     for key in self._plan.client_results:
-      values[key] = self._of_clients(key, shards, outputs)
+      specs = typed_values.tensor_specs(self.program.type_of(key))
+      values[key] = sources.Scattered.of(
+        specs,
+        [_source(part, specs) for part in outputs.get(key, ())],
+        [shard.positions for shard in shards],
+      )
     return values
 
   def client_stage(
@@ -185,17 +190,6 @@ class CompiledComputation:
           nested, map(_to_tensor, typed_values.leaves(nested))
         )
     return values, clients
-
-  def _of_clients(
-    self, key: Key, shards: Sequence[sharding.Shard], outputs: Outputs
-  ) -> sources.Scattered:
-    """Return where a client value of the whole cohort lies, in its order."""
-    specs = typed_values.tensor_specs(self.program.type_of(key))
-    return sources.Scattered.of(
-      specs,
-      [_source(part, specs) for part in outputs.get(key, ())],
-      [shard.positions for shard in shards],
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,10 @@ class Column:
     self, arrays: Iterator[tf.TensorArray], index: tf.Tensor, leaf: tf.Tensor
   ) -> list[tf.TensorArray]:
     """Write one client's leaf to the next arrays."""
-    return [next(arrays).write(index, part) for part in self._parts(leaf)]
+    parts = [leaf]
+    if self.is_ragged:
+      parts = [tf.reshape(leaf, [-1]), tf.shape(leaf)]
+    return [next(arrays).write(index, part) for part in parts]
 
   def stack(self, arrays: Iterator[tf.TensorArray]) -> list[tf.Tensor]:
     """Convert the next arrays to the tensors that a loop returns."""
@@ -56,11 +59,6 @@ class Column:
     """Return the clients' leaves, by place, from what `stack` returned."""
     first = next(tensors)
     return Ragged(first, next(tensors)) if self.is_ragged else first
-
-  def _parts(self, leaf: tf.Tensor) -> list[tf.Tensor]:
-    if self.is_ragged:
-      return [tf.reshape(leaf, [-1]), tf.shape(leaf)]
-    return [leaf]
 
 
 class Ragged:
