@@ -77,6 +77,21 @@ def join(*parts: Mapping[str, Any]) -> Weights:
   )
 
 
+def mapped(
+  function: Callable[[str, str, tf.Tensor], tf.Tensor], weights: Weights
+) -> Weights:
+  """Apply a function of tier, name and tensor to each tensor of all tiers."""
+  return collections.OrderedDict(
+    (
+      tier,
+      collections.OrderedDict(
+        (name, function(tier, name, tensor)) for name, tensor in named.items()
+      ),
+    )
+    for tier, named in weights.items()
+  )
+
+
 def delta(before: NamedTensors, after: NamedTensors) -> NamedTensors:
   """Return `before - after`, which a server optimizer uses as a gradient."""
   return collections.OrderedDict(

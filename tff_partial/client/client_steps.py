@@ -101,12 +101,7 @@ def _alike(one: Any, other: Any) -> bool:
   except (TypeError, ValueError):
     return False
   pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
-  return all(
-    tf.is_tensor(b)
-    and a.dtype is b.dtype
-    and a.shape.is_compatible_with(b.shape)
-    for a, b in pairs
-  )
+  return all(tf.is_tensor(b) and a.is_compatible_with(b) for a, b in pairs)
 
 
 def _descended(

@@ -111,15 +111,11 @@ def are_finite(structure: Any) -> tf.Tensor:
 
 def replaced(weights: tiers.Weights, trained: tiers.Weights) -> tiers.Weights:
   """Return weights of all tiers, with newer values of some."""
-  return collections.OrderedDict(
-    (
-      tier,
-      collections.OrderedDict(
-        (name, trained[tier].get(name, tensor) if tier in trained else tensor)
-        for name, tensor in named.items()
-      ),
-    )
-    for tier, named in weights.items()
+  return tiers.mapped(
+    lambda tier, name, tensor: (
+      trained[tier].get(name, tensor) if tier in trained else tensor
+    ),
+    weights,
   )
 
 

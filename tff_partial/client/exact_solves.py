@@ -107,14 +107,13 @@ class ExactSolve:
 
   def _predict(
     self, weights: tiers.Weights, vector: tf.Tensor
-  ) -> tuple[Any, Any]:
-    predictions, losses, _ = self._model.predict(
+  ) -> tuple[Any, Any, Any]:
+    return self._model.predict(
       self._phase.read(replaced(weights, self._flat.named(vector))),
       self._batch,
       training=False,
       seed=self._context.seed,
     )
-    return predictions, losses
 
   def _objective(self, weights: tiers.Weights) -> newton.Objective:
     """Return the loss, and what is added to it, given the other weights."""
@@ -163,13 +162,4 @@ class ExactSolve:
         return tf.zeros_like(tensor)
       return context.received[tiers.of_model(tier)][name]
 
-    means = collections.OrderedDict(
-      (
-        tier,
-        collections.OrderedDict(
-          (n, mean_of(tier, n, t)) for n, t in named.items()
-        ),
-      )
-      for tier, named in self._mine.items()
-    )
-    return Prior(means, given.precision)
+    return Prior(tiers.mapped(mean_of, self._mine), given.precision)

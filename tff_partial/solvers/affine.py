@@ -50,19 +50,12 @@ class Flat:
   def named(self, vector: tf.Tensor) -> tiers.Weights:
     """Return the weights that a vector holds, by tier and name."""
     parts = iter(tf.split(vector, self._sizes))
-    return tiers.Weights(
-      (
-        tier,
-        tiers.NamedTensors(
-          (
-            name,
-            tf.cast(tf.reshape(next(parts), tf.shape(tensor)), tensor.dtype),
-          )
-          for name, tensor in named.items()
-        ),
-      )
-      for tier, named in self._like.items()
-    )
+
+    def next_part(tier: str, name: str, tensor: tf.Tensor) -> tf.Tensor:
+      del tier, name
+      return tf.cast(tf.reshape(next(parts), tf.shape(tensor)), tensor.dtype)
+
+    return tiers.mapped(next_part, self._like)
 
 
 def _leaves(weights: tiers.Weights) -> list[tf.Tensor]:
