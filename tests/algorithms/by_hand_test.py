@@ -4,7 +4,6 @@ The model is `w x` for two inputs, the loss the squared error, and clients take
 their examples in their order, so that a reader can follow each loop.
 """
 
-import collections
 from collections.abc import Iterator
 import dataclasses
 from typing import Any
@@ -629,44 +628,6 @@ def test_prototypes_are_of_one_precision_whatever_that_of_features(
 def _classes(labels: tf.Tensor) -> tf.Tensor:
   """Labels below and above zero; nobody has the third class."""
   return tf.cast(labels[:, 0] > 0, tf.int32)
-
-
-def _proto_step(
-  w: np.ndarray, x: np.ndarray, y: np.ndarray, known: dict[int, np.ndarray]
-) -> np.ndarray:
-  """A step on the squared error and half of what holds features."""
-  features = x @ w
-  slopes = 2 * (features.sum(1, keepdims=True) - y) / len(y) * np.ones([1, 2])
-  for row, label in enumerate(y[:, 0] > 0):
-    if label in known:
-      # Mean over two features, and over the batch.
-      slopes[row] += 0.5 * (features[row] - known[label]) / len(y)
-  return w - _RATE * x.T @ slopes
-
-
-@pytest.mark.slow
-def test_fed_proto(with_features, clients):
-  process = _proto(with_features)
-  assert not process.sent
-  state, remembered = planted.trained(process, clients, _ROUNDS)
-  known: dict[int, np.ndarray] = {}
-  own: dict[str, np.ndarray] = {}
-  for names in _ROUNDS:
-    features = collections.defaultdict(list)
-    for name in names:
-      w = own.get(name, np.eye(2))
-      for x, y in _batches(clients[name]):
-        w = _proto_step(w, x, y, known)
-      own[name] = w
-      for x, y in zip(clients[name]['x'], clients[name]['y'], strict=True):
-        features[int(y[0] > 0)].append(x @ w)
-    known |= {of: np.mean(found, 0) for of, found in features.items()}
-  _assert_kept(remembered, own, tiers.PERSONAL, 'features/kernel')
-  server = state.client_work['server']
-  np.testing.assert_array_equal(server['is_known'], [True, True, False])
-  np.testing.assert_allclose(
-    server['prototypes'], [known[0], known[1], [0.0, 0.0]], atol=1e-6
-  )
 
 
 @pytest.mark.slow

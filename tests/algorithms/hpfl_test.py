@@ -32,10 +32,8 @@ from tff_partial.data import packing
 from tff_partial.data import splits
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
-from tff_partial.dp import privacy_plans
 from tff_partial.drafts import centers as drafts
 from tff_partial.drafts import row_means
-from tff_partial.errors import PrivacyError
 from tff_partial.errors import SettingError
 from tff_partial.errors import UserError
 from tff_partial.joins import row_aggregations
@@ -579,53 +577,6 @@ def test_with_the_update_clients_send_shares_and_moves(model, first):
   _assert_alike(result, expected)
 
 
-@pytest.mark.slow
-def test_of_clients_of_one_size_all_means_are_the_same(model):
-  # Shares and numbers have the same proportions. Clients are right so often
-  # that no weight is less than half of what is usual.
-  random = np.random.default_rng(5)
-  data = {
-    name: {
-      'x': {
-        'user': np.arange(12, dtype=np.int32) % 4,
-        'has': np.ones([12, _ATTRIBUTES], np.float32),
-      },
-      'y': random.normal(size=[12, 1]).astype(np.float32),
-      'is_validation': np.arange(12) % 3 == 0,
-    }
-    for name in ('ann', 'bob')
-  }
-  known = _KNOWN._replace(
-    is_correct=lambda y, found: abs(y - found)[:, 0] < 1.3
-  )
-  found = [
-    _trained(
-      model,
-      data=data,
-      attributes=known,
-      threshold=0.0,
-      drafts=drafts.Sums(2, join=join),
-      join=join,
-      aggregation=Aggregation(aggregator=aggregator),
-    )
-    for join, aggregator in (
-      (client_statistics.Join.SUM, None),
-      (_TOGETHER, _private(clipping.FixedClip(10.0))),
-    )
-  ]
-  exact, together = (result.state.client_work['server'] for result in found)
-  np.testing.assert_allclose(
-    exact['centers'][_USERS]['rows'],
-    together['centers'][_USERS]['rows'],
-    atol=1e-6,
-  )
-  exact, together = (
-    result.weights.trainable['global'][_PUBLIC] for result in found
-  )
-  np.testing.assert_allclose(exact, together, atol=1e-6)
-  assert not np.allclose(exact, 1.0, atol=1e-3)  # Where it began.
-
-
 def test_a_clipped_client_counts_for_less(model):
   # One client would move a row from 1 to 1.1 with the weight 0.8, so it sends
   # 0.08, and a tenth of its weight, 0.08; the other moves it by 0.05 with the
@@ -715,33 +666,6 @@ def test_all_that_clients_send_is_in_the_record(model, monkeypatch):
   assert not process.sent  # Nor is there another update.
   assert process.mechanism is not None
   assert process.mechanism.clipping == clips
-
-
-@pytest.mark.slow
-def test_sums_are_noised_with_all_else(model):
-  plan = privacy_plans.plan(
-    clipping.FixedClip(1.0),
-    noise_multiplier=1.0,
-    delta=1e-3,
-    population=2,
-    clients_per_round=2,
-    rounds=2,
-  )
-  ledger = privacy_plans.PrivacyLedger(plan)
-
-  def train(**options: Any) -> Any:
-    return _trained(model, rounds=2, privacy=ledger, **options)
-
-  result = train(
-    drafts=drafts.Sums(2, join=_TOGETHER),
-    join=_TOGETHER,
-    aggregation=Aggregation(aggregator=plan.mean()),
-  )
-  assert result.privacy['epsilon'] == plan.epsilon
-  assert not result.diverged
-  # Sums that are joined by themselves have no noise that could be counted.
-  with pytest.raises(PrivacyError, match='noise that the process does not add'):
-    train(drafts=drafts.Sums(2))
 
 
 # ---- drafts, to look at them -------------------------------------------------

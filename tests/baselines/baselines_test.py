@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import baselines
 from tests.support import planted
@@ -22,7 +21,6 @@ from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import packing
 from tff_partial.data import splits
@@ -120,13 +118,6 @@ def fixture_fed_avg() -> Run:
   return _run(algorithms.build_fed_avg(_model(), training=_TRAINING))
 
 
-@pytest.fixture(scope='module', name='plain')
-def fixture_plain() -> list[dict[str, np.ndarray]]:
-  """The weights before and after rounds of FedAvg in which nothing is drawn."""
-  process = algorithms.build_fed_avg(_model(), training=_PLAIN)
-  return [_run(process, rounds).weights for rounds in range(4)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('build', 'options'),
@@ -145,80 +136,38 @@ def test_without_local_weights_it_is_fed_avg_bit_for_bit(
   _assert_moved(_run(fed_avg.process, 0).weights, fed_avg.weights)
 
 
-@pytest.mark.slow
-def test_fed_rep_without_local_weights_is_fed_avg(plain):
-  # Not in a random order, which is another one in a second phase.
-  found = _run(algorithms.build_fed_rep(_model(), representation=_PLAIN))
-  planted.assert_same(found.weights, plain[2])
+_HALVES = splits.halves()
 
 
 @pytest.mark.slow
-def test_fed_recon_without_local_weights_is_fed_avg_on_its_query_set():
-  split = splits.halves()
-  process = algorithms.build_fed_recon(
-    _model(), split=split, reconstruct=Phase(batch_size=4)
-  )
-  found = _run(process)
-  training = Phase(on=split.query, batch_size=4)
+@pytest.mark.parametrize(
+  ('build', 'options', 'training'),
+  [
+    # Not in a random order, which is another one in a second phase.
+    (algorithms.build_fed_rep, {'representation': _PLAIN}, _PLAIN),
+    (
+      algorithms.build_fed_recon,
+      {'split': _HALVES, 'reconstruct': _PLAIN},
+      dataclasses.replace(_PLAIN, on=_HALVES.query),
+    ),
+    (
+      baselines.build_fed_sgd,
+      {'client_learning_rate': 0.3},
+      Phase(optimizer=sgd(0.3), batch_size=None),
+    ),
+  ],
+)
+def test_without_local_weights_it_is_fed_avg_of_a_phase(
+  build, options, training
+):
   expected = _run(algorithms.build_fed_avg(_model(), training=training))
+  found = _run(build(_model(), **options))
   planted.assert_same(found.weights, expected.weights)
 
 
 @pytest.fixture(scope='module', name='fed_per')
 def fixture_fed_per() -> Run:
   return _run(algorithms.build_fed_per(_model('head'), training=_TRAINING))
-
-
-# ---- as others say -----------------------------------------------------------
-
-
-def _of_tff(
-  reference: tff.learning.templates.LearningProcess,
-  weights: Mapping[str, np.ndarray],
-) -> list[np.ndarray]:
-  """The weights after three rounds of a process of TFF's, from given ones."""
-  datasets = [
-    tf.data.Dataset.from_tensor_slices((fields['x'], fields['y'])).batch(4)
-    for fields in _clients().values()
-  ]
-  with runtimes.native():
-    state = reference.set_model_weights(
-      reference.initialize(),
-      tff.learning.models.ModelWeights(list(weights.values()), []),
-    )
-    for _ in range(3):
-      state = reference.next(state, datasets).state
-    return list(reference.get_model_weights(state).trainable)
-
-
-def _model_of_tff() -> tff.learning.models.VariableModel:
-  return tff.learning.models.from_keras_model(
-    _network(),
-    loss=tf.keras.losses.MeanSquaredError(),
-    input_spec=(
-      tf.TensorSpec([None, 3], tf.float32),
-      tf.TensorSpec([None, 1], tf.float32),
-    ),
-  )
-
-
-@pytest.mark.slow
-def test_fed_avg_agrees_with_tff(plain):
-  reference = tff.learning.algorithms.build_weighted_fed_avg(
-    _model_of_tff, client_optimizer_fn=sgd(0.1), server_optimizer_fn=sgd(1.0)
-  )
-  expected = _of_tff(reference, plain[0])
-  planted.assert_close(list(plain[3].values()), expected)
-
-
-@pytest.mark.slow
-def test_fed_sgd_agrees_with_tff(plain):
-  process = baselines.build_fed_sgd(_model(), client_learning_rate=0.3)
-  reference = tff.learning.algorithms.build_fed_sgd(
-    _model_of_tff, server_optimizer_fn=sgd(0.3)
-  )
-  expected = _of_tff(reference, plain[0])
-  planted.assert_close(list(_run(process, 3).weights.values()), expected)
 
 
 # ---- one number, to redo by hand ---------------------------------------------
@@ -241,32 +190,6 @@ def _labelled(*labels: float) -> dict[str, planted.Fields]:
 
 
 _STRENGTHS = (1.0, 6.0)
-
-
-@pytest.mark.slow
-def test_p_fed_me_does_what_algorithm_1_says():
-  penalty, inner, eta, mixing = 2.0, 0.1, 0.05, 0.5
-  personal = Phase(
-    optimizer=sgd(inner), batch_size=1, epochs=2, steps_per_batch=3
-  )
-  process = algorithms.build_p_fed_me(
-    _number(),
-    penalty=penalty,
-    personal=personal,
-    client_learning_rate=eta,
-    mixing=mixing,
-  )
-  run = _run(process, 2, _labelled(1.0, 4.0))
-  server = 0.0
-  for _ in range(2):
-    theta = w = server
-    for label in (1.0, 4.0, 1.0, 4.0):
-      for _ in range(3):
-        theta -= inner * (2 * (theta - label) + penalty * (theta - w))
-      w -= eta * penalty * (w - theta)
-    server = (1 - mixing) * server + mixing * w
-  (found,) = run.weights.values()
-  np.testing.assert_allclose(found, [[server]], rtol=1e-5)
 
 
 @pytest.mark.slow

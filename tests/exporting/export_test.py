@@ -16,7 +16,6 @@ from tasks.movielens import models as movielens_models
 from tests.support import commands
 from tests.support import planted
 import tff_partial
-from tff_partial import algorithms
 from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import random_bits
@@ -461,18 +460,6 @@ def test_weights_of_examples_that_nothing_reads_are_refused(tmp_path):
   weights = {**_SHARED, 'own/kernel': np.float32([[0.0]])}
   with pytest.raises(ExportError, match='weighted=True: devices train nothing'):
     tff_partial.export(whole, weights, tmp_path / 'out', weighted=True)
-
-
-def test_groups_and_personal_weights_are_refused(slope, tmp_path):
-  build, out = planted.build_slope, tmp_path / 'out'
-  model = tff_partial.from_keras(
-    build, local='own', group='shared', num_groups=2, loss='mse'
-  )
-  with pytest.raises(ExportError, match='has variables for groups'):
-    tff_partial.export(model, _SHARED, out)
-  ditto = algorithms.build_ditto(tff_partial.from_keras(build, loss='mse'))
-  with pytest.raises(ExportError, match='train personal weights of their own'):
-    tff_partial.export(slope, _SHARED, out, reconstruct=ditto)
 
 
 def _with_dropout() -> tf.keras.Model:

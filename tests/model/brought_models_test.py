@@ -13,7 +13,6 @@ import tensorflow as tf
 import tree
 
 from tests.support import planted
-from tests.support import small_runs
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import Exact
@@ -159,15 +158,6 @@ def fixture_brought(request) -> _Brought:
 @pytest.fixture(scope='module', name='trained')
 def fixture_trained(brought) -> Any:
   return brought.train(3)
-
-
-def test_a_resumed_run_has_the_same_bits(brought, trained, tmp_path):
-  brought.train(1, output_dir=tmp_path)
-  resumed = brought.train(3, output_dir=tmp_path)
-  small_runs.assert_same(trained, resumed)
-  if trained.client_store is not None:
-    kept, again = (run.client_store.read('abcd') for run in (trained, resumed))
-    planted.assert_same(list(kept), list(again))
 
 
 def test_a_personal_model_predicts_as_its_client(brought, trained):

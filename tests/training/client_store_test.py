@@ -9,12 +9,7 @@ import os
 import pathlib
 import resource
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
-import time
 from typing import Any
 
 import numpy as np
@@ -436,50 +431,6 @@ def test_a_save_that_is_cut_short_never_was(folder, tmp_path, monkeypatch):
     with opened(left, writable=False) as reader:
       assert reader.rounds == [1]
       assert set(values(reader, *range(3000))) == {1.0}
-
-
-_ENDLESS_SAVES = """
-import sys
-from tests.training import client_store_test as tests
-
-store = tests.ClientStore(tests.initialize_small, folder=sys.argv[1])
-store._versions._run('PRAGMA cache_size = 5')
-number = 0
-while True:
-  number += 1
-  store.write(tests.names(*range(2000)), tests.small(number, 2000))
-  store.save(number)
-  print(number, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_sigkill_at_any_moment_leaves_a_whole_round(tmp_path):
-  random = np.random.default_rng()
-  code = textwrap.dedent(_ENDLESS_SAVES)
-  for kill in range(6):
-    folder = tmp_path / f'clients {kill}'
-    program = subprocess.Popen(
-      [sys.executable, '-c', code, str(folder)],
-      cwd=commands.ROOT,
-      env=commands.environment(),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-    )
-    try:
-      # `read` would wait for more than there is.
-      told = [int(program.stdout.readline()) for _ in range(2)]
-      time.sleep(random.uniform(0.0, 0.3))
-    finally:
-      program.send_signal(signal.SIGKILL)
-      told += [int(line) for line in program.stdout]
-      assert program.wait() == -signal.SIGKILL
-    with opened(folder) as store:
-      assert store.rounds[-1] in (told[-1], told[-1] + 1)
-      assert set(values(store, *range(2000))) == {store.rounds[-1]}
-      # As the server would, if its checkpoint had not appeared.
-      store.go_back_to(store.rounds[-2])
-      assert set(values(store, *range(2000))) == {store.rounds[-1]}
 
 
 # ---- deletion ----------------------------------------------------------------

@@ -12,7 +12,6 @@ from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.experiment import Config
 from tasks.experiment import from_recipe
-from tasks.experiment import Output
 from tasks.experiment import run
 from tasks.experiment.config import TASKS
 from tasks.experiment.methods.setting import Setting
@@ -26,7 +25,6 @@ from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
 from tasks.user_modeling import measures
-from tests.support import small_runs
 from tests.support import small_schools
 from tests.support.small_clients import real_examples
 from tff_partial import tiers
@@ -351,23 +349,6 @@ def test_the_others_learn_and_are_measured(flags):
   if flags.get('model') == 'ncd':
     names -= {'doa_related', 'ndcg_related', 'similarity'}
   _check(report, names)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_bit_for_bit(tmp_path):
-  """One round of HPFL, and the second one in another call."""
-  output = Output(str(tmp_path), tensorboard=False)
-  run(_config(rounds=1), output)
-  whole, resumed = _run(), run(_config(), output)
-  for name in ('state', 'weights', 'best_weights'):
-    one, other = (getattr(each.trained, name) for each in (whole, resumed))
-    assert small_runs.flat(one) == small_runs.flat(other), name
-  stores = [result.trained.client_store for result in (whole, resumed)]
-  for client in ('0', '1', '2'):
-    one, other = (small_runs.flat(store.client(client)) for store in stores)
-    assert one == other
-  for name in ('test', 'best', 'validation'):
-    assert str(whole.report[name]) == str(resumed.report[name])
 
 
 @pytest.mark.slow
