@@ -114,12 +114,6 @@ def test_a_run_that_goes_on_has_its_whole_history(world, result, tmp_path):
   assert len(repeatable_rows(tmp_path)) == len(again.history)
 
 
-def test_a_callback_that_ends_a_run_has_its_round_validated(world):
-  ended = world.train(callbacks=[lambda result: result.round == 2])
-  assert [entry['round'] for entry in ended.history] == [1, 2]
-  assert ended.history[-1]['validation_loss'] == ended.validation['loss']
-
-
 # ---- the figure --------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 import json
 import math
-import os
 import shutil
 import sys
 from typing import Any
@@ -147,37 +146,6 @@ def test_killed_in_any_round(
   assert len(clients.cohorts) == repeated
 
 
-# The table is replaced by one with columns; TFF renames each checkpoint when it
-# is whole.
-_MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
-  'before there is a table': (os, 'replace', 1, True),
-  'before there is a row': (os, 'replace', 1, False),
-  'before the first save': (tf.saved_model, 'save', 1, True),
-  'in the first save': (tf.saved_model, 'save', 1, False),
-  'in the last save': (tf.saved_model, 'save', 3, False),
-  'before an old one is removed': (tf.io.gfile, 'rename', 3, False),
-  'before a row': (metrics_log.Records, 'release', 4, True),
-  'between row and save': (metrics_log.Records, 'release', 6, False),
-  'after the last save': (checkpoints.Checkpoints, 'save', 3, False),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('moment', _MOMENTS)
-def test_killed_at_a_bad_moment(world, whole, tmp_path, monkeypatch, moment):
-  result, folder = whole
-  owner, name, at, before = _MOMENTS[moment]
-  with small_runs.killed(owner, name, at, monkeypatch, before=before):
-    world.train(output_dir=tmp_path)
-  small_runs.assert_same(world.train(output_dir=tmp_path), result)
-  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
-  left = _saved(tmp_path)
-  # An old one goes when another is saved, and after the last round none is.
-  first = 1 if moment == 'before an old one is removed' else 0
-  assert left[first:] == ['round_6', 'round_7']
-  assert left[:first] == ['round_3'][:first]
-
-
 @pytest.mark.slow
 def test_the_runtime_chooses_again_what_it_chose(
   world, tmp_path, monkeypatch, runtime
@@ -196,8 +164,12 @@ def test_the_runtime_chooses_again_what_it_chose(
 def test_another_process_is_refused(plain, world, tmp_path):
   plain.train(output_dir=tmp_path, rounds=2)
   before = (tmp_path / 'metrics.csv').read_bytes()
-  with pytest.raises(RunError, match='another model'):
-    world.train(output_dir=tmp_path)
+  for attempt in (
+    lambda: world.train(output_dir=tmp_path),
+    lambda: programs.load(world.process, tmp_path),
+  ):
+    with pytest.raises(RunError, match='another model'):
+      attempt()
   assert (tmp_path / 'metrics.csv').read_bytes() == before
   plain.train(output_dir=tmp_path, rounds=3)
 
@@ -280,18 +252,6 @@ def test_clients_with_other_ids_for_values_are_refused(world, monkeypatch):
       world.train(rounds=1)
 
 
-@pytest.mark.slow
-def test_two_runs_cannot_share_a_folder(world, tmp_path):
-  with pytest.raises(RunError, match='another process'):
-
-    class Intruder(small_runs.Spy):
-      def cohort(self, client_ids, seeds):
-        world.train(output_dir=tmp_path)
-
-    world.train(output_dir=tmp_path, clients=Intruder(world.clients))
-  world.train(output_dir=tmp_path, rounds=1)
-
-
 def test_a_folder_in_use_is_named_before_a_run_begins(
   world, tmp_path, monkeypatch
 ):
@@ -302,6 +262,8 @@ def test_a_folder_in_use_is_named_before_a_run_begins(
     world.train(output_dir=tmp_path)
   held.close()
   events.close()
+  monkeypatch.undo()
+  world.train(output_dir=tmp_path, rounds=1)
 
 
 # ---- cohorts -----------------------------------------------------------------
@@ -507,35 +469,30 @@ def test_a_selection_without_validation_is_refused(plain):
 
 
 @pytest.mark.slow
-def test_phases_that_swap_their_numbers_are_another_process(plain):
+def test_phases_that_swap_their_numbers_are_others(plain):
   def described(*epochs):
-    rebuild, update = (tff_partial.Phase(epochs=number) for number in epochs)
-    return run_settings.of_process(
-      tff_partial.algorithms.build_fed_recon(
-        plain.process.model, reconstruct=rebuild, update=update
-      )
+    local = (tff_partial.tiers.LOCAL,)
+    model, (one, other) = (
+      plain.process.model,
+      [tff_partial.Phase(train=local, epochs=number) for number in epochs],
+    )
+    process = tff_partial.algorithms.build_fed_recon(
+      model, reconstruct=one, update=other
+    )
+    measuring = tff_partial.evaluation.build_evaluation(
+      model, work=[one, other, tff_partial.Phase(measured=True)]
+    )
+    return (
+      run_settings.of_process(process),
+      run_settings.of_evaluation(measuring),
     )
 
-  first, other = described(1, 3), described(3, 1)
-  with pytest.raises(ProgramError, match='which phase has which'):
-    run_settings.check(first, other, 'out')
-
-
-@pytest.mark.slow
-def test_phases_of_validation_that_swap_their_numbers_are_another(plain):
-  def described(*epochs):
-    work = [
-      tff_partial.Phase(train=(tff_partial.tiers.LOCAL,), epochs=number)
-      for number in epochs
-    ]
-    return run_settings.of_evaluation(
-      tff_partial.evaluation.build_evaluation(
-        plain.process.model, work=[*work, tff_partial.Phase(measured=True)]
-      )
-    )
-
-  with pytest.raises(ProgramError, match='work was .*, epochs 1,'):
-    run_settings.check(described(1, 3), described(3, 1), 'out')
+  said = 'which phase has which', 'work was .*, epochs 1,'
+  for first, other, match in zip(
+    described(1, 3), described(3, 1), said, strict=True
+  ):
+    with pytest.raises(ProgramError, match=match):
+      run_settings.check(first, other, 'out')
 
 
 # Ratings of this size leave losses finite for a while, or not at all.
@@ -676,26 +633,11 @@ class _Only:
 # ---- loading -----------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_trained_run_can_be_loaded(world, whole):
-  result, folder = whole
-  saved = programs.load(world.process, folder)
-  assert saved.rounds == result.rounds
-  assert saved.best_round == result.best_round
-  flat = small_runs.flat
-  assert flat(saved.last_weights) == flat(result.weights)
-  assert flat(saved.best_weights) == flat(result.best_weights)
-  assert isinstance(saved.last_weights, tff.learning.models.ModelWeights)
-
-
-def test_where_nothing_was_trained_nothing_is_loaded(plain, world, tmp_path):
+def test_where_nothing_was_trained_nothing_is_loaded(world, tmp_path):
   with pytest.raises(RunError, match='Train first') as c:
     programs.load(world.process, tmp_path / 'missing')
   assert 'missing' in str(c.value)
   assert not list(tmp_path.iterdir())
-  plain.train(output_dir=tmp_path, rounds=1)
-  with pytest.raises(RunError, match='another model'):
-    programs.load(world.process, tmp_path)
 
 
 # ---- mistakes are said before the first round --------------------------------
@@ -854,6 +796,7 @@ def test_a_process_and_a_result_fit_on_a_screen(world, whole):
   assert f'loss {result.train["loss"]:.4g}, mae' in lines[0]
   saved = programs.load(world.process, folder)
   assert repr(saved).startswith('Saved(rounds=7, best_round=')
+  assert saved.best_round == result.best_round
   assert small_runs.flat(saved.state) == small_runs.flat(result.state)
   exam = repr(world.validation).splitlines()
   assert exam[0] == 'EvaluationSet of clients that come with nothing'
