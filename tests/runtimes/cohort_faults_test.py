@@ -366,26 +366,6 @@ def test_a_seed_draws_the_same_at_server_and_clients(log):
       both([seeds[0]], seeds[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'factory',
-  [
-    tff.aggregators.DiscreteFourierTransformFactory,
-    tff.aggregators.HadamardTransformFactory,
-  ],
-)
-def test_rotations_of_ones_add_up(factory, runtimes):
-  process = factory(tff.aggregators.SumFactory()).create(
-    tff.TensorType(np.float32, [5])
-  )
-  with runtimes[True]:
-    state = process.initialize()
-    for _ in range(2):
-      output = process.next(state, [np.ones(5, np.float32)] * 3)
-      state = output.state
-      np.testing.assert_allclose(output.result, np.full(5, 3.0), atol=1e-5)
-
-
 _UNSEEDED = {
   'generator': lambda n: (
     tf.random.Generator.from_non_deterministic_state().normal([n])
@@ -652,17 +632,8 @@ def test_a_changed_list_is_an_ordinary_one(runtimes):
     assert not numbers.is_dense
     with pytest.raises(AttributeError, match='changed'):
       _ = numbers.stacked
-    assert list(_same(np.int32)(numbers)) == [4, 6]
-
-
-def test_a_change_of_a_value_within_a_list_is_not_lost(runtimes):
-  same = _same((np.float32, [2]))
-  with runtimes[False]:
-    values = same([_floats(1, 2), _floats(3, 4)])
-    with pytest.raises(ValueError, match='read-only'):
-      values[1][:] = 0.0
-    values[1] = values[1] * 2.0
-    assert [value.tolist() for value in same(values)] == [[1, 2], [6, 8]]
+    numbers[1] = numbers[1] + numbers[1]  # A value itself is read-only.
+    assert list(_same(np.int32)(numbers)) == [4, 12]
 
 
 @pytest.mark.parametrize('jit', [False, True])

@@ -148,20 +148,6 @@ def _distinct_and_later(clients):
   return values, clients, lacking, tff.federated_sum(lacking)
 
 
-@tff.federated_computation(_at_clients(np.float32))
-def _variables(values):
-  """Variables at clients, which start anew at each."""
-
-  @tff.tensorflow.computation
-  def add(value):
-    variable = tf.Variable(1.0)
-    with tf.control_dependencies([variable.assign_add(value)]):
-      return variable.read_value()
-
-  added = tff.federated_map(add, values)
-  return added, tff.federated_sum(added)
-
-
 @tff.tensorflow.computation(np.float32)
 def _unplaced(x):
   return collections.OrderedDict(b=x + 1.0, a=[x, (x, -x)])
@@ -173,36 +159,6 @@ def _no_argument():
   return tff.federated_eval(number, tff.SERVER), tff.federated_value(
     3.5, tff.SERVER
   )
-
-
-@tff.federated_computation(
-  _at_server(collections.OrderedDict(centers=(np.float32, [3, 2]))),
-  _at_clients(tff.TensorType(np.float32, [4, 2])),
-)
-def _k_means(state, clients):
-  """A step of k-means, weighted by the number of points."""
-
-  @tff.tensorflow.computation
-  def assign(state, points):
-    distances = tf.reduce_sum(
-      (points[:, None] - state['centers'][None]) ** 2, -1
-    )
-    nearest = tf.one_hot(tf.argmin(distances, -1), 3)
-    return tf.matmul(nearest, points, transpose_a=True), tf.reduce_sum(
-      nearest, 0
-    )
-
-  @tff.tensorflow.computation
-  def move(state, sums, counts):
-    moved = tf.math.divide_no_nan(sums, counts[:, None])
-    return collections.OrderedDict(
-      centers=tf.where(counts[:, None] > 0.0, moved, state['centers'])
-    )
-
-  sums, counts = tff.federated_sum(
-    tff.federated_map(assign, (tff.federated_broadcast(state), clients))
-  )
-  return tff.federated_map(move, (state, sums, counts)), counts
 
 
 # ---- their arguments, and the table ------------------------------------------
@@ -263,12 +219,6 @@ class _Aggregation:
     return outputs
 
 
-def _quantile(size: int) -> Any:
-  process = aggregators.PrivateQuantileEstimationProcess.no_noise(1.0, 0.5, 0.2)
-  state = process.initialize()
-  return [state, process.next(state, _floats(size))]
-
-
 def _robust():
   return tff.learning.robust_aggregator()
 
@@ -287,11 +237,6 @@ def _repeated(size: int) -> list[np.ndarray]:
   return [np.arange(8, dtype=np.int32) // (1 + i % 3) for i in range(size)]
 
 
-def _points(size: int) -> list[np.ndarray]:
-  draws = map(np.random.default_rng, range(size))
-  return [draw.normal(size=(4, 2)).astype(np.float32) for draw in draws]
-
-
 _AGGREGATORS: dict[str, Callable[[], Any]] = {
   'mean': aggregators.MeanFactory,
   'unweighted_mean': aggregators.UnweightedMeanFactory,
@@ -306,18 +251,12 @@ _AGGREGATORS: dict[str, Callable[[], Any]] = {
   ),
 }
 _CALLS: dict[str, Callable[[int], Any]] = {
-  'quantile': _quantile,
-  'k_means': lambda size: _k_means(
-    collections.OrderedDict(centers=np.eye(3, 2, dtype=np.float32)),
-    _points(size),
-  ),
   'dependent': lambda size: _dependent(_floats(size)),
   'weighted': lambda size: _weighted(_floats(size), _floats(size)),
   'strings': lambda size: _strings(list(range(size)), 'ab', 7),
   'open_shapes': lambda size: _open_shapes(_rows(size)),
   'distinct': lambda size: _distinct(_repeated(size)),
   'distinct_and_later': lambda size: _distinct_and_later(_repeated(size)),
-  'variables': lambda size: _variables(_floats(size)),
   'unplaced': lambda size: _unplaced(size / 3.0),
 }
 _LAWFUL = (*_AGGREGATORS, *_CALLS)
@@ -410,7 +349,7 @@ def test_xla_and_shards_come_close_to_the_native_runtime(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['robust', 'dependent', 'k_means'])
+@pytest.mark.parametrize('name', ['robust', 'dependent'])
 def test_several_shards_without_xla_come_closer(name, lawful, natively, plain):
   run = lawful(name)
   with plain:
