@@ -181,28 +181,6 @@ def test_rows_of_a_table_are_sent_without_the_groups_heads():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('runtime', planted.RUNTIMES)
-def test_a_copy_moves_by_the_mean_of_its_members(runtime):
-  process = tff_partial.compose(
-    _model('head', group='head'),
-    work=_OF_MEMBERS,
-    aggregation=Aggregation(mean_of_members=True),
-  )
-  assert 'members' in process.sent_beside
-  with planted.RUNTIMES[runtime]():
-    # Of group 1: a third of -4 and two of -8. Nobody of group 0 is there later.
-    first = _weights(process, _CLIENTS)
-    others = {name: _CLIENTS[name] for name in ('bob', 'cid')}
-    second = _weights(process, others)
-  np.testing.assert_allclose(
-    first[GROUP]['head/kernel'], [1.2, 1 + 0.2 * 10 / 3], rtol=1e-6
-  )
-  np.testing.assert_allclose(
-    second[GROUP]['head/kernel'], [1.0, 1 + 0.2 * 10 / 3], rtol=1e-6
-  )
-
-
-@pytest.mark.slow
 def test_a_copy_without_members_rests_also_with_momentum():
   process = baselines.build_ifca(
     _of_two(-1.0, 1.0),

@@ -101,19 +101,6 @@ def test_two_rounds_of_five_steps_of_adam_are_ten(runtime):
 
 
 @pytest.mark.slow
-def test_they_are_one_round_of_ten_and_not_two_that_begin_anew():
-  adam = optimizers.build_adam(_RATE)
-  (_, kept), (_, whole), (_, anew) = (
-    _train(_process(adam, slots='kept'), 2),
-    _train(_process(adam, epochs=2 * _STEPS), 1),
-    _train(_process(adam), 2),
-  )
-  planted.assert_close(_vectors(kept), _vectors(whole))
-  for one, other in zip(_vectors(kept), _vectors(anew), strict=True):
-    assert abs(one - other).max() > 1e-3
-
-
-@pytest.mark.slow
 def test_of_weights_of_the_server_nothing_stays():
   adam = optimizers.build_adam(_RATE)
   both = Phase(optimizer=adam, slots='kept')

@@ -182,61 +182,6 @@ def test_phases_share_one_shuffled_split():
 # ---- steps -------------------------------------------------------------------
 
 
-class _DenseDescent(_ByStep):
-  """Plain gradient descent that is not known to be plain."""
-
-  def next(self, state, weights, gradients):
-    gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
-    return state, tf.nest.map_structure(
-      lambda w, g: w - 0.1 * g, weights, gradients
-    )
-
-
-class _TableSum(layers.Layer):
-  """Adds something of all rows of a table to its input."""
-
-  def __init__(self, table):
-    super().__init__()
-    self.table = table
-
-  def call(self, inputs):
-    return inputs + 0.01 * tf.reduce_sum(self.table**2)
-
-
-def _read_in_two_ways(regularizer: Any = None) -> tf.keras.Model:
-  """A table of which a step reads some rows, and all of them."""
-  item = tf.keras.Input([], dtype=tf.int32)
-  items = layers.Embedding(
-    planted.NUM_ITEMS, 4, embeddings_regularizer=regularizer, name='items'
-  )
-  rating = planted.UserVector(name='user')(items(item))
-  if regularizer is None:
-    rating = _TableSum(items.embeddings)(rating)
-  return tf.keras.Model(item, rating)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('regularizer', [None, 'l2'])
-def test_rows_that_a_batch_does_not_read_may_move_too(regularizer):
-  model = planted.factorization(
-    functools.partial(_read_in_two_ways, regularizer)
-  )
-  fields = _rated(11)
-  fields['x'][:4] = 3
-  found, expected = (
-    Client(model, Phase(_BOTH, batch_size=4, optimizer=optimizer))(fields)
-    for optimizer in (sgd(0.1), _DenseDescent())
-  )
-  for tier in _BOTH:
-    planted.assert_close(
-      dict(found.weights[tier]), dict(expected.weights[tier])
-    )
-  unread = np.setdiff1d(np.arange(planted.NUM_ITEMS), fields['x'])
-  before = model.initial_weights(tiers.GLOBAL, SEED)['items/embeddings']
-  after = found.weights[tiers.GLOBAL]['items/embeddings']
-  assert (before.numpy() != after)[unread].all()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'optimizer',
@@ -605,32 +550,6 @@ def _metrics() -> list[tf.keras.metrics.Metric]:
   ]
 
 
-def _assert_as_keras_measures(
-  model: models.PartialModel,
-  fields: planted.Fields,
-  batch_size: int,
-  loss: Any,
-  metrics: list[tf.keras.metrics.Metric],
-) -> dict[str, float]:
-  """Returns the metrics that a client found."""
-  client = Client(model, Phase((), batch_size=batch_size, measured=True))
-  found = client.measure(client(fields, 50))
-  keras = model.to_keras(*client.first_weights().values())
-  keras.compile(loss=loss, weighted_metrics=metrics)
-  expected = keras.evaluate(
-    fields['x'],
-    fields['y'],
-    sample_weight=fields['weight'],
-    batch_size=37,
-    return_dict=True,
-    verbose=0,
-  )
-  assert set(found) == {*expected, *keras_metrics.COUNTS}
-  for name, value in expected.items():
-    np.testing.assert_allclose(found[name], value, rtol=1e-5)
-  return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('loss', 'batch_size'),
@@ -648,36 +567,22 @@ def test_what_is_measured_is_what_keras_evaluates(loss, batch_size):
     'y': generator.integers(0, 2, [37, 1]).astype(np.float32),
     'weight': generator.uniform(0.5, 2.0, [37]).astype(np.float32),
   }
-  found = _assert_as_keras_measures(model, fields, batch_size, loss, _metrics())
+  client = Client(model, Phase((), batch_size=batch_size, measured=True))
+  found = client.measure(client(fields, 50))
+  keras = model.to_keras(*client.first_weights().values())
+  keras.compile(loss=loss, weighted_metrics=_metrics())
+  expected = keras.evaluate(
+    fields['x'],
+    fields['y'],
+    sample_weight=fields['weight'],
+    batch_size=37,
+    return_dict=True,
+    verbose=0,
+  )
+  assert set(found) == {*expected, *keras_metrics.COUNTS}
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)
   assert found['num_examples'] == 37
-
-
-@pytest.mark.slow
-def test_masked_sequences_are_measured_as_keras_evaluates_them():
-  def build():
-    return tf.keras.Sequential(
-      [
-        tf.keras.Input([5], dtype=tf.int32),
-        layers.Embedding(9, 4, mask_zero=True, name='user'),
-        layers.SimpleRNN(3, return_sequences=True),
-        layers.Dense(9),
-      ]
-    )
-
-  loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-  metrics = lambda: [  # noqa: E731
-    tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')
-  ]
-  model = planted.factorization(build, loss=loss, metrics=metrics)
-  generator = np.random.default_rng(0)
-  words = generator.integers(1, 9, [7, 5]).astype(np.int32)
-  words *= np.arange(5) < generator.integers(1, 6, [7, 1])
-  fields = {
-    'x': words,
-    'y': np.roll(words, -1, 1),
-    'weight': np.linspace(0.5, 1.5, 7, dtype=np.float32),
-  }
-  _assert_as_keras_measures(model, fields, 3, loss, metrics())
 
 
 @pytest.mark.slow

@@ -154,15 +154,6 @@ def test_first_weights_follow_from_the_models_seed(process):
   planted.assert_same(weights, dict(expected))
 
 
-def test_first_client_states_follow_from_the_clients_seed(process):
-  one, again, other = (
-    process.initialize_client(np.array([seed, 0], np.int32))
-    for seed in (1, 1, 2)
-  )
-  planted.assert_same(one, again)
-  assert (one['user/kernel'] != other['user/kernel']).any()
-
-
 # ---- a round -----------------------------------------------------------------
 
 
