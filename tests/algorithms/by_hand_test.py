@@ -230,31 +230,6 @@ def test_adaptive_servers(name, rule, betas, model, clients):
   np.testing.assert_allclose(_global(state), w, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_where_tau_stands_in_round_1(model, clients):
-  # An update u moves weights by eta u / (|u| + 10 tau) with TFF's rule, and as
-  # printed by eta .1 u / (sqrt(.99 tau^2 + .01 u^2) + tau).
-  plain = algorithms.build_fed_avg(model, training=_TRAINING)
-  moved = {}
-  for rule in (None, fed_opt.TFF, fed_opt.PAPER):
-    process = plain
-    if rule is not None:
-      process = baselines.build_fed_adam(
-        model, training=_TRAINING, server_learning_rate=0.1, tau=0.05, rule=rule
-      )
-    state, _ = planted.trained(process, clients, _ROUNDS[:1])
-    moved[rule] = _global(state) - 1.0
-  u = moved[None]
-  np.testing.assert_allclose(
-    moved[fed_opt.TFF], 0.1 * u / (np.abs(u) + 0.5), rtol=1e-4
-  )
-  np.testing.assert_allclose(
-    moved[fed_opt.PAPER],
-    0.01 * u / (np.sqrt(0.99 * 0.05**2 + 0.01 * u**2) + 0.05),
-    rtol=1e-4,
-  )
-
-
 @pytest.mark.parametrize('rule', [fed_opt.TFF, fed_opt.PAPER])
 @pytest.mark.parametrize(
   ('options', 'message'),
@@ -536,19 +511,6 @@ def test_no_default_phase_trains_on_what_the_other_holds_out(
     process = build(model, **{name: Phase(on=on) for name in given})
     found = [part.on for part in process.work.work if isinstance(part, Phase)]
     assert found == [on if given else splits.everything()] * 2
-
-
-@pytest.mark.slow
-def test_of_shares_that_are_not_learned_fed_ala_is_fed_avg(model, clients):
-  process = algorithms.build_fed_ala(
-    model, adaptation=Phase(max_steps=0), training=_TRAINING
-  )
-  plain = algorithms.build_fed_avg(model, training=_TRAINING)
-  found, expected = (
-    _global(planted.trained(each, clients, _ROUNDS)[0])
-    for each in (process, plain)
-  )
-  np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -839,19 +801,6 @@ def test_without_prototypes_heads_predict(clients):
   with pytest.raises(SettingError, match="logits='features': the"):
     baselines.build_fed_proto_nearest_eval(
       model, **{**options, 'logits': 'features'}
-    )
-
-
-@pytest.mark.slow
-def test_without_its_penalty_fed_proto_trains_locally(with_features, clients):
-  alone = baselines.build_local_only(with_features, training=_TRAINING)
-  _, expected = planted.trained(alone, clients, _ROUNDS)
-  _, found = planted.trained(
-    _proto(with_features, penalty=0.0), clients, _ROUNDS
-  )
-  for name, kept in expected.items():
-    planted.assert_close(
-      dict(found[name][tiers.PERSONAL]), dict(kept[tiers.PERSONAL])
     )
 
 

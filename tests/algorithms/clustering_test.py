@@ -101,21 +101,6 @@ def _blocks(rows: list[float]) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @pytest.mark.slow
-def test_two_clusters_by_hand():
-  rows = np.array([[0.0], [1.0], [10.0], [11.0], [12.0]])
-  found = _found(rows, 2)
-  assert found.is_real.sum() == 2
-  low, high = found.assignment[0], found.assignment[-1]
-  np.testing.assert_array_equal(found.assignment, [low] * 2 + [high] * 3)
-  assert found.centers[low, 0] == 0.5
-  assert found.centers[high, 0] == 11.0
-  assert found.counts[low] == 2
-  assert found.counts[high] == 3
-  # Twice a half squared, and twice one.
-  assert _inertia(rows, found) == pytest.approx(2.5)
-
-
-@pytest.mark.slow
 def test_as_good_as_scikit_learn():
   worst = 0.0
   for seed in range(20):
@@ -189,14 +174,6 @@ def test_equal_rows_share_a_center():
   centers = dict(zip(found.centers[:, 0], found.counts, strict=True))
   assert centers == {1.0: 4, 5.0: 1, 7.0: 3, 0.0: 0}
   assert not found.centers[~found.is_real].any()
-
-
-def test_the_center_of_one_row_is_that_row():
-  rows = _uniform(4, 3).astype(np.float32)
-  found = _found(rows, 3)
-  for row, place in zip(rows, found.assignment, strict=True):
-    np.testing.assert_array_equal(found.centers[place], row)
-  assert _inertia(rows, found) == 0.0
 
 
 # ---- exchanges ---------------------------------------------------------------

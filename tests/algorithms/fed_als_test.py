@@ -16,7 +16,6 @@ from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.data.examples import ClientDataError
 from tff_partial.errors import SettingError
-from tff_partial.model.models import ModelError
 from tff_partial.solvers.triangles import Packing
 from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
@@ -146,19 +145,6 @@ def test_a_user_knows_its_covariance() -> None:
   expected = 1 - np.sum(a @ covariance * a, 1)
   scale = (20 + np.sum(residual**2 / expected)) / 29
   np.testing.assert_allclose(own['ratings/user_scale'], scale, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_runtimes_agree() -> None:
-  process = algorithms.build_fed_als(_model())
-  cohort = planted.cohort_of(process, planted.rate(_COUNTS), 1)
-  found = []
-  for runtime in planted.RUNTIMES.values():
-    with runtime():
-      output = planted.run(process, cohort)
-    found.append(planted.global_weights(process, output.state))
-  planted.assert_close(found[0], found[1], 1e-4)
-  planted.assert_close(found[2], found[1], 1e-4)
 
 
 # ---- what it learns ----------------------------------------------------------
@@ -436,9 +422,3 @@ def _als(**options: Any) -> Any:
 def test_what_does_not_fit_is_refused(build: Any, message: str) -> None:
   with pytest.raises(SettingError, match=message):
     build()
-
-
-def test_a_keras_model_is_refused() -> None:
-  model: Any = tf.keras.Sequential()
-  with pytest.raises(ModelError, match='Expected a model of'):
-    algorithms.build_fed_als(model)

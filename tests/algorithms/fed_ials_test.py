@@ -14,7 +14,6 @@ from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import ranking_metrics
-from tff_partial.model.models import ModelError
 from tff_partial.templates import implicit_factors as factors
 from tff_partial.templates import ranking
 
@@ -278,6 +277,3 @@ def test_impossible_weights_are_refused_in_evaluation_too() -> None:
 def test_other_models_are_refused() -> None:
   with pytest.raises(SettingError, match='implicit_factors.build_model'):
     algorithms.build_fed_ials(planted.factorization())
-  model: Any = tf.keras.Sequential()
-  with pytest.raises(ModelError, match='Expected a model of'):
-    algorithms.build_fed_ials(model)

@@ -372,65 +372,48 @@ def test_a_client_that_trains_on_nothing_moves_nothing(how, model):
   planted.assert_close(*(work['server'] for work in found))
 
 
-@pytest.mark.slow
-def test_a_client_may_leave_between_rounds(process):
-  """Both are in the first round, Ann alone in the second."""
-  clients = packing.pack(_DATA, process.example_spec)
-  seeds = np.zeros([2, 2], np.int32)
-  first = state_codec.first_states(process.initialize_client, seeds)
-  both = process.next(
-    process.initialize(), first, clients.cohort(['ann', 'bob'], seeds)
+@pytest.mark.parametrize(
+  ('sent', 'expected', 'num_sent'),
+  [
+    # Real rows come one after another.
+    (
+      [([[1, 1], [2, 2]], [True, False]), ([[3, 3]], [True]), ([], [])],
+      [[1, 1], [3, 3], [0, 0], [0, 0]],
+      2,
+    ),
+    # What finds no room is counted and lost.
+    (
+      [([[1, 1], [2, 2]], [True, True]), ([[3, 3]], [True])],
+      [[1, 1], [2, 2]],
+      3,
+    ),
+  ],
+)
+def test_the_server_has_the_rows_of_all_clients(sent, expected, num_sent):
+  kind = tff.to_type(
+    collections.OrderedDict(
+      rows=tff.TensorType(np.float32, [None, 2]),
+      is_real=tff.TensorType(np.bool_, [None]),
+    )
   )
-  alone = process.next(
-    both.state, both.client_states[:1], clients.cohort(['ann'], seeds[:1])
-  )
-  assert alone.metrics['client_work']['train']['num_clients'] == 1
-  (kept,) = alone.client_states
-  assert kept['num_rows'][_USERS] == _NUM_USERS['ann']
-  table = kept['held']['local'][_USERS]
-  before = both.client_states[0]['held']['local'][_USERS]
-  assert np.isfinite(table).all()
-  assert (table != before[: len(table)]).any()
-
-
-class TestCollecting:
-  """The buffer in which the server has the rows of all clients."""
-
-  def _collected(self, sent: list[Any], capacity: int) -> Any:
-    kind = tff.to_type(
-      collections.OrderedDict(
-        rows=tff.TensorType(np.float32, [None, 2]),
-        is_real=tff.TensorType(np.bool_, [None]),
-      )
+  factory = row_aggregations.CollectRowsFactory(len(expected))
+  process = factory.create(kind)
+  value = [
+    collections.OrderedDict(
+      rows=np.array(rows, np.float32).reshape([-1, 2]),
+      is_real=np.array(is_real, bool),
     )
-    process = row_aggregations.CollectRowsFactory(capacity).create(kind)
-    value = [
-      collections.OrderedDict(
-        rows=np.array(rows, np.float32).reshape([-1, 2]),
-        is_real=np.array(is_real, bool),
-      )
-      for rows, is_real in sent
-    ]
-    return process.next(process.initialize(), value).result
+    for rows, is_real in sent
+  ]
+  result = process.next(process.initialize(), value).result
+  assert result['rows'].tolist() == expected
+  assert result['is_real'].tolist() == np.any(expected, 1).tolist()
+  assert result['num_sent'] == num_sent
 
-  def test_real_rows_come_one_after_another(self):
-    result = self._collected(
-      [([[1, 1], [2, 2]], [True, False]), ([[3, 3]], [True]), ([], [])], 4
-    )
-    assert result['rows'].tolist() == [[1, 1], [3, 3], [0, 0], [0, 0]]
-    assert result['is_real'].tolist() == [True, True, False, False]
-    assert result['num_sent'] == 2
 
-  def test_what_finds_no_room_is_counted_and_lost(self):
-    result = self._collected(
-      [([[1, 1], [2, 2]], [True, True]), ([[3, 3]], [True])], 2
-    )
-    assert result['rows'].tolist() == [[1, 1], [2, 2]]
-    assert result['num_sent'] == 3
-
-  def test_no_room_at_all_is_refused(self):
-    with pytest.raises(SettingError, match='at least one row'):
-      row_aggregations.CollectRowsFactory(0)
+def test_no_room_at_all_is_refused():
+  with pytest.raises(SettingError, match='at least one row'):
+    row_aggregations.CollectRowsFactory(0)
 
 
 def _rows(**options: Any) -> client_statistics.Statistic:

@@ -24,7 +24,6 @@ from tests.support.stacks import linear
 from tests.support.stacks import stack
 from tff_partial import aggregators
 from tff_partial import tiers
-from tff_partial.algorithms import fed_avg
 from tff_partial.client import client_work
 from tff_partial.composition import Aggregation
 from tff_partial.dp import clipping as clipping_lib
@@ -119,19 +118,6 @@ def test_weights_of_clients_multiply_their_attention(model, clients):
   to_a, to_b = zip(*moves, strict=True)
   a, b = a - _attended(to_a, sizes), b - _attended(to_b, sizes)
   _assert_weights(process, state, a, b)
-
-
-@pytest.mark.slow
-def test_of_one_client_fed_att_is_fed_avg(model, clients):
-  rounds = [['ann']] * 2
-  attentive = fed_att.build_fed_att(model, training=_TRAINING)
-  plain = fed_avg.build_fed_avg(model, training=_TRAINING)
-  planted.assert_close(
-    planted.global_weights(
-      attentive, planted.trained(attentive, clients, rounds)[0]
-    ),
-    planted.global_weights(plain, planted.trained(plain, clients, rounds)[0]),
-  )
 
 
 def _attend(
@@ -276,29 +262,6 @@ def test_fed_noise(noise, model, clients):
   sent = _sent(process, clients, noise)
   # All clients count alike.
   _assert_moved(process, state, lambda moves: np.mean(moves, 0), sent)
-
-
-@pytest.mark.slow
-def test_fed_noise_without_noise_clips_by_the_sum_of_absolute_values(
-  model, clients
-):
-  process = fed_noise.build_fed_noise(
-    model, noise=local_noise.LaplaceNoise(0.5, 0.0), training=_TRAINING
-  )
-  state, _ = planted.trained(process, clients, _ROUNDS)
-  a, b, norms = np.eye(2), np.ones([2, 1]), []
-  for names in _ROUNDS:
-    first, second = [], []
-    for name in names:
-      to_a, to_b = _moves(a, b, clients[name])
-      norms.append(np.abs(to_a).sum() + np.abs(to_b).sum())
-      share = 0.5 / max(norms[-1], 0.5)
-      first.append(share * to_a)
-      second.append(share * to_b)
-    a, b = a - np.mean(first, 0), b - np.mean(second, 0)
-  # Some are clipped, others are not.
-  assert min(norms) < 0.5 < max(norms)
-  _assert_weights(process, state, a, b)
 
 
 def test_two_kinds_of_noise_are_refused(model):

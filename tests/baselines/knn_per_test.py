@@ -21,7 +21,6 @@ from tff_partial import algorithms
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import tiers
-from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -202,39 +201,6 @@ def test_all_runtimes_give_the_numbers_of_a_loop(model, clients, number):
       found.per_client, expected.values(), strict=True
     ):
       assert own['loss'] == pytest.approx(loss / max(size, 1), abs=1e-6)
-
-
-@pytest.mark.slow
-def test_padding_and_the_size_of_batches_change_no_number(model, clients):
-  losses = [
-    planted.evaluate(
-      baselines.build_knn_per_eval(
-        model, num_neighbors=3, measure_batch_size=batch_size
-      ),
-      _weights(_HEAD),
-      clients,
-      capacities=capacities,
-    ).metrics['loss']
-    for batch_size, capacities in ((100, [2, 8, 14]), (3, [40]))
-  ]
-  assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-
-
-# ---- where there is nothing to remember --------------------------------------
-
-
-@pytest.mark.slow
-def test_clients_without_support_use_the_model_alone(model, clients):
-  split = splits.first(0)  # All examples are measured.
-  found = planted.evaluate(
-    baselines.build_knn_per_eval(model, mixing=0.9, split=split),
-    _weights(_HEAD),
-    clients,
-  )
-  expected = planted.evaluate(
-    algorithms.build_fed_avg_eval(model), _weights(_HEAD), clients
-  )
-  planted.assert_same(dict(found.metrics), dict(expected.metrics))
 
 
 # ---- other models ------------------------------------------------------------

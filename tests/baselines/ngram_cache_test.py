@@ -62,37 +62,6 @@ def _sentences(*rows: list[int]) -> planted.Fields:
   }
 
 
-# ---- numbers to redo ---------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_what_followed_before_is_likely_to_follow_again(model):
-  """Ann wrote 0 1 2 and 0 1 3 and 4 1 3, and later 0 1 3 2; Bob no 0 at all.
-
-  After 0 came 1 twice: n = 2, and 2/3 of the share of 0.6 is the cache's. After
-  0 1 came 2 and 3 once each, n = 2. After 1 3 came nothing, and nothing after
-  the last token 3 alone, so that the model answers by itself.
-  """
-  found = planted.evaluate(
-    baselines.build_ngram_cache_eval(model, mixing=0.6, smoothing=1.0),
-    _table(np.zeros([_TOKENS, _TOKENS])),
-    {
-      'ann': _sentences(
-        [0, 1, 2], [0, 1, 3], [4, 1, 3], [0, 1, 3, 2], [0], [0]
-      ),
-      'bob': _sentences([4, 1, 3], [2, 1, 3]),
-      'cid': _sentences([4, 1, 3], [0, 4]),
-    },
-  )
-  share = 0.6 * 2 / 3
-  ann = [share + (1 - share) / 5, share / 2 + (1 - share) / 5, 1 / 5]
-  # Bob wrote neither 2 nor 2 1, but 1 once, and then 3.
-  once = 0.6 / 2
-  bob = [1 / 5, once + (1 - once) / 5]
-  for own, right in zip(found.per_client, (ann, bob, [1 / 5]), strict=True):
-    assert own['loss'] == pytest.approx(-np.log(right).mean(), abs=1e-6)
-
-
 # ---- a NumPy loop ------------------------------------------------------------
 
 

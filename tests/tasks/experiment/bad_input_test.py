@@ -397,6 +397,8 @@ def _build_model() -> tf.keras.Model:
     tff_partial.algorithms.build_fed_recon,
     tff_partial.algorithms.build_fed_recon_eval,
     tff_partial.algorithms.build_furl,
+    tff_partial.algorithms.build_fed_als,
+    tff_partial.algorithms.build_fed_ials,
   ],
 )
 @pytest.mark.parametrize('given', [_build_model, _build_model()])
