@@ -473,9 +473,3 @@ def test_curves_of_other_tasks_are_of_what_all_measured(tmp_path):
   alike = run_folders.settings([one, other])
   assert curves.default_metric(alike) == 'validation_rmse'
   assert curves.read(other, 'validation_rmse').values.empty
-
-
-@pytest.mark.slow
-def test_the_report_needs_a_folder():
-  outcome = commands.run_program(commands.command('report'))
-  commands.is_for_users(outcome, '--sweep_dir')

@@ -276,24 +276,6 @@ def test_statistics_without_steps_may_be_learned():
   assert model.prediction_spec == tf.TensorSpec([1], tf.float32)
 
 
-def test_the_objective_is_that_of_the_full_length():
-  model = _model(None)
-  seed = tf.constant([1, 2])
-  weights = {t: model.initial_weights(t, seed) for t in model.tiers}
-  found = []
-  for length in (3, 7):
-    x = lengths.cut_or_padded(np.array([[1, 2, 3], [4, 0, 0]]), length)
-    predictions, _ = model.predict(weights, {}, x, training=True, seed=seed)
-    labels = tf.cast(x[..., None] + 1, tf.float32)
-    value = model.loss(
-      labels, predictions, tf.ones([2]), tf.constant([True] * 2)
-    )
-    # The four words alone.
-    assert value.num_elements == 4.0
-    found.append((value.objective, value.total))
-  np.testing.assert_allclose(*found, rtol=1e-6)
-
-
 def _trained(
   length: int | None, runtime: Any, with_steps: bool, private: bool
 ) -> list[Any]:

@@ -171,27 +171,6 @@ def test_layers_of_mixed_precision_compute_in_it(half: str):
   assert np.any(np.abs(predictions - full) > 1e-4)
 
 
-def test_masks_leave_the_same_steps_out():
-  options = {'local': 'own', 'loss': 'sparse_categorical_crossentropy'}
-  x = tf.constant([[3, 1, 4, 0, 0, 0]])
-  y = tf.constant([[1, 4, 1, 0, 0, 0]])
-  found = []
-  for of in (keras, tf.keras):
-    model = partial(words, of, **options, metrics=())
-    weights = {t: model.initial_weights(t, _SEED) for t in model.tiers}
-
-    @tf.function
-    def loss(model=model, weights=weights):
-      predictions, _ = model.predict(weights, {}, x, training=True, seed=_SEED)
-      return model.loss(
-        y, tf.nn.softmax(predictions), tf.ones([1, 6]), tf.constant([True])
-      ).num_elements, predictions[0, :3]
-
-    found.append(loss())
-  assert found[0][0] == found[1][0]
-  np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
-
-
 @pytest.fixture(scope='module', name='trained')
 def fixture_trained():
   """Some rounds with dropout, of Keras 3 in every runtime, and of Keras 2."""
@@ -333,31 +312,6 @@ def test_open_lengths_have_the_numbers_of_full_ones_and_of_keras_2():
   for other in results[1:]:
     for mine, theirs in zip(results[0], other, strict=True):
       np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
-
-
-def test_what_dropout_draws_follows_from_the_seed():
-  def drawn(of, seed, training=True):
-    model = partial(lambda of: ratings(of, dropout=0.5), of)
-    weights = {t: model.initial_weights(t, _SEED) for t in model.tiers}
-
-    def predict(seed):
-      return model.predict(
-        weights, {}, tf.range(9), training=training, seed=seed
-      )[0]
-
-    plain, jitted = (
-      tf.function(predict, jit_compile=jit)(tf.constant(seed))
-      for jit in (False, True)
-    )
-    np.testing.assert_allclose(plain, jitted, rtol=1e-5)
-    return plain.numpy()
-
-  one, again, other = (drawn(keras, [1, seed]) for seed in (2, 2, 3))
-  np.testing.assert_array_equal(one, again)
-  assert (one != other).any()
-  np.testing.assert_array_equal(
-    drawn(keras, [1, 2], training=False), drawn(keras, [1, 3], training=False)
-  )
 
 
 def test_a_trained_model_gives_the_first_values():

@@ -151,18 +151,6 @@ def test_a_new_client_trains_what_is_its_own_as_in_a_round(furl, clients):
 
 
 @pytest.mark.slow
-def test_a_predictor_predicts_as_the_models_of_clients_do(recon, furl, clients):
-  for result in (recon, furl):
-    predictor = personal_models.Predictor(result, clients)
-    for client in clients.client_ids:
-      np.testing.assert_allclose(
-        predictor.predict(client, np.arange(_ITEMS))[:, 0],
-        _predicted(tff_partial.personalise(result, clients, client)),
-        rtol=1e-6,
-      )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('build', [_ditto, algorithms.build_p_fed_me])
 def test_a_personal_copy_of_the_model_is_what_a_client_has(build, clients):
   model = tff_partial.from_keras(_build, loss='mse')
@@ -265,22 +253,6 @@ def test_who_has_nothing_of_its_own_is_told_so(clients, build):
   assert np.any(
     _predicted(tuned) != _predicted(model.to_keras(result.best_weights))
   )
-
-
-@pytest.mark.slow
-def test_shares_are_a_clients_own_without_local_weights(clients):
-  model = tff_partial.from_keras(_build, loss='mse')
-  process = algorithms.build_fed_ala(
-    model,
-    adaptation=tff_partial.Phase(optimizer=tff_partial.sgd(1e3)),
-    training=tff_partial.Phase(optimizer=tff_partial.sgd(_RATE)),
-  )
-  result = tff_partial.train(process, clients, rounds=2, clients_per_round=6)
-  one, other = (
-    _predicted(tff_partial.personalise(result, clients, user))
-    for user in ('u0', 'u1')
-  )
-  assert np.any(one != other)
 
 
 def test_a_client_may_be_named_by_a_number(recon):

@@ -371,19 +371,6 @@ def test_fed_avg_leaves_tables_to_the_clients():
   assert tuned.remembers(_task().tests['seen'])
 
 
-@pytest.mark.slow
-def test_fed_avg_of_public_items_has_one_table_of_them():
-  result = _run(algorithm='fed_avg', user_model_items='public')
-  shared = result.trained.weights.trainable[tiers.GLOBAL]
-  assert shared['item/embeddings'].shape == (19, 4)
-  kept = result.trained.client_store.client('2')
-  assert set(kept) == {
-    f'{what}/{table}/embeddings'
-    for what in ('held', 'num_rows')
-    for table in ('user', 'user_bias', 'user_attribute_bias')
-  }
-
-
 # ---- options -----------------------------------------------------------------
 
 
