@@ -19,7 +19,6 @@ Three rules define tokens:
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 import re
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from tasks.next_word.on_disk import Lexicon
 _END_OF_SENTENCE, _END_OF_TEXT = '\0', '\1'
 _ENDS = {_END_OF_SENTENCE: 0, _END_OF_TEXT: 1}
 _MARK = re.compile('[\0\1]')
-# Maximum number of recent words whose fingerprints are kept.
+# Maximum number of cached words; then the cache is cleared.
 _MOST_KNOWN = 2**19
 
 
@@ -87,9 +86,7 @@ class Tokeniser:
 
   def __init__(self, rule: Rule, lexicon: Lexicon):
     self._rule = rule
-    self._print_of = functools.lru_cache(_MOST_KNOWN)(
-      lambda word: _ENDS[word] if word in _ENDS else lexicon.add(word)
-    )
+    self._known = _Known(lexicon)
 
   def cut(self, texts: Sequence[str], max_tokens: int) -> Tokenised:
     """Cut texts into sentences and tokens.
@@ -106,7 +103,9 @@ class Tokeniser:
     if self._rule.lower:
       whole = whole.lower()
     found = self._rule.token.findall(whole)
-    prints = np.fromiter(map(self._print_of, found), np.uint64, len(found))
+    prints = np.fromiter(
+      map(self._known.__getitem__, found), np.uint64, len(found)
+    )
     is_token = prints >= len(_ENDS)
     ends = np.flatnonzero(~is_token)
     lengths = np.diff(ends, prepend=-1) - 1
@@ -118,6 +117,21 @@ class Tokeniser:
       max_tokens,
       self._rule.in_pieces,
     )
+
+
+class _Known(dict[str, int]):
+  """Cache of fingerprints of recent words, with the two ends."""
+
+  def __init__(self, lexicon: Lexicon):
+    super().__init__(_ENDS)
+    self._lexicon = lexicon
+
+  def __missing__(self, word: str) -> int:
+    if len(self) >= _MOST_KNOWN:
+      self.clear()
+      self.update(_ENDS)
+    self[word] = found = self._lexicon.add(word)
+    return found
 
 
 def _limited(cut: Tokenised, most: int, in_pieces: bool) -> Tokenised:

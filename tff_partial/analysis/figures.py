@@ -10,6 +10,8 @@ from typing import Any
 from matplotlib import figure as matplotlib_figure
 import pandas as pd
 
+from tff_partial.training import files
+
 # Distinguishable for colour-blind people, and dark enough for thin lines.
 COLOURS = (
   '#0072b2',
@@ -49,11 +51,8 @@ class Figure(matplotlib_figure.Figure):
 
 def style(number: int) -> dict[str, Any]:
   """Return colour and dashes of a line by number; they repeat after 24."""
-  colours = len(COLOURS)
-  return {
-    'color': COLOURS[number % colours],
-    'linestyle': _DASHES[number // colours % len(_DASHES)],
-  }
+  turn, place = divmod(number, len(COLOURS))
+  return {'color': COLOURS[place], 'linestyle': _DASHES[turn % len(_DASHES)]}
 
 
 def axis_name(metric: str) -> str:
@@ -110,8 +109,7 @@ def draw_even(
     metric: The metric, for the vertical axis.
     joined: False if lines between the values would be meaningless.
   """
-  figure = new(6.4, 4.2)
-  axes = figure.add_subplot()
+  axes = new(6.4, 4.2).add_subplot()
   tidy(axes)
   for number, (label, line) in enumerate(lines.items()):
     look = style(number if joined else number % len(COLOURS))
@@ -142,7 +140,7 @@ def draw_even(
   axes.set_ylabel(axis_name(metric), color=INK)
   if any(lines):
     add_legend(axes)
-  return save(figure, path)
+  return save(axes.figure, path)
 
 
 def save(
@@ -151,16 +149,12 @@ def save(
   """Write a figure as PNG, atomically and with the same bytes every time."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  temporary = path.with_name(f'.{path.name}.tmp')
-  try:
+  with files.replacing(path) as made:
     figure.savefig(
-      temporary,
+      made,
       format='png',
       dpi=_DOTS_PER_INCH,
       bbox_inches='tight',
       metadata={'Software': None},
     )
-    os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)
   return path

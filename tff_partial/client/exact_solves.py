@@ -30,10 +30,7 @@ class ExactSolve:
     context: ClientContext,
     part_seed: tf.Tensor,
   ):
-    """Choose the examples.
-
-    `part_seed` is int32 `[2]`, for random parts of the examples.
-    """
+    """Choose the examples, of which `part_seed` draws random parts."""
     self._phase = phase
     self._settings = phase.exact or Exact()
     self._model = model
@@ -105,9 +102,7 @@ class ExactSolve:
     named = self._flat.named(solution.weights + moved(slope))
     return replaced(weights, named)
 
-  def _predict(
-    self, weights: tiers.Weights, vector: tf.Tensor
-  ) -> tuple[Any, Any, Any]:
+  def _predict(self, weights: tiers.Weights, vector: tf.Tensor) -> Any:
     return self._model.predict(
       self._phase.read(replaced(weights, self._flat.named(vector))),
       self._batch,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 import shutil
 import signal
 import sys

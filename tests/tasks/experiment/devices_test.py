@@ -52,8 +52,8 @@ def test_a_device_starts_from_the_first_weights_of_the_simulation(
   )
   ones = np.ones([3], np.float32)
   examples = {'x': np.arange(3, dtype=np.int32), 'y': ones, 'weight': ones}
-  client = devices.Simulation(of_run, exported).client(
-    {'examples': examples, 'count': 3}
+  client = devices.simulated(
+    of_run, exported, {'examples': examples, 'count': 3}
   )
   row = devices.measure(exported, 'saved_model', [client], None)
   assert max(row.local, row.predictions) < 1e-6

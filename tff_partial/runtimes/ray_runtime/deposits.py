@@ -87,7 +87,7 @@ class Deposit:
           raise errors.CohortRuntimeError(
             f'{self.path} has become shorter. Go on from the last checkpoint.'
           )
-        (record,) = np.frombuffer(found, self.record)
+        record = np.ndarray((), self.record, found)[()]  # Maybe of no bytes.
         for leaf, value in zip(leaves, record, strict=True):
           leaf[place] = value
 

@@ -134,8 +134,7 @@ class ClientStates:
     """Yield stored states, and initial states of clients without."""
     states = self._versions.read(client_ids, self.round)
     is_new = np.array([state is None for state in states], bool)
-    stored = [state for state in states if state is not None]
-    if stored:
+    if stored := [state for state in states if state is not None]:
       leaves = self._format.decode(stored)
       known = sources.Scattered.held(self._format.specs, leaves)
       yield known, places[~is_new]
