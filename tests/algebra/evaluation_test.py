@@ -61,12 +61,19 @@ def _by_hand(weights, fields) -> tuple[np.ndarray, np.ndarray]:
   return user, table[fields['x'][query]] @ user - fields['y'][query]
 
 
+def _evaluate(evaluation, weights, clients, **options):
+  cohort = planted.cohort_of(evaluation, clients, **options)
+  return evaluation.evaluate(
+    weights, planted.first_states(evaluation, cohort), cohort
+  )
+
+
 @pytest.mark.slow
 def test_metrics_are_pooled_over_all_examples(evaluation, weights):
   clients = planted.rate(_COUNTS)
   errors = [_by_hand(weights, fields)[1] for fields in clients.values()]
   pooled = np.concatenate(errors)
-  found = planted.evaluate(evaluation, weights, clients).metrics
+  found = _evaluate(evaluation, weights, clients).metrics
   assert found['loss'] == pytest.approx(np.mean(pooled**2), rel=1e-5)
   assert found['rmse'] == pytest.approx(np.sqrt(np.mean(pooled**2)), rel=1e-5)
   # The client with one example keeps it for its support set.
@@ -77,7 +84,7 @@ def test_metrics_are_pooled_over_all_examples(evaluation, weights):
 
 def test_each_client_has_metrics_of_its_own(evaluation, weights):
   clients = planted.rate(_COUNTS)
-  per_client = planted.evaluate(evaluation, weights, clients).per_client
+  per_client = _evaluate(evaluation, weights, clients).per_client
   assert len(per_client) == len(clients)
   for found, fields in zip(per_client, clients.values(), strict=True):
     _, errors = _by_hand(weights, fields)
@@ -111,6 +118,77 @@ def test_nobody_may_come(evaluation, weights):
   assert np.isnan(found.metrics['rmse'])
   assert not any(v for n, v in found.metrics.items() if n != 'rmse')
   assert not found.per_client
+
+
+@pytest.mark.slow
+def test_the_evaluation_of_tff_is_ours_too(evaluation, weights):
+  clients = planted.rate(_COUNTS)
+  reconstruction = tff.learning.models.ReconstructionModel
+
+  def model_fn():
+    keras = planted.constant_user(_START)()
+    return reconstruction.from_keras_model_and_layers(
+      keras,
+      global_layers=[keras.get_layer('items')],
+      local_layers=[keras.get_layer('user')],
+      input_spec=collections.OrderedDict(
+        x=tf.TensorSpec([None], tf.int32), y=tf.TensorSpec([None], tf.float32)
+      ),
+    )
+
+  theirs = tff.learning.algorithms.build_fed_recon_eval(
+    model_fn,
+    loss_fn=tf.keras.losses.MeanSquaredError,
+    metrics_fn=lambda: [tf.keras.metrics.RootMeanSquaredError(name='rmse')],
+    reconstruction_optimizer_fn=tff.learning.optimizers.build_sgdm(_RATE),
+    dataset_split_fn=reconstruction.build_dataset_split_fn(
+      recon_epochs=2, split_dataset=True
+    ),
+  )
+  state = theirs.set_model_weights(
+    theirs.initialize(),
+    tff.learning.models.ModelWeights(
+      [weights.trainable[tiers.GLOBAL]['items/embeddings']], []
+    ),
+  )
+  data = [
+    tf.data.Dataset.from_tensor_slices(collections.OrderedDict(fields)).batch(3)
+    for fields in clients.values()
+  ]
+  metrics = theirs.next(state, data).metrics
+  expected = metrics['client_work']['eval']['current_round_metrics']
+  # TFF splits by batches.
+  mine = algorithms.build_fed_recon_eval(
+    evaluation.model,
+    split=splits.alternating(3),
+    personalise=Phase(epochs=2, batch_size=3),
+  )
+  found = _evaluate(mine, weights, clients).metrics
+  assert found['rmse'] == pytest.approx(expected['rmse'], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_what_clients_remember_can_be_evaluated(weights):
+  mine = evaluation.build_evaluation(
+    planted.factorization(planted.constant_user(_START)),
+    client_state=client_state.persist_local,
+    work=[Phase((), measured=True)],
+  )
+  clients = planted.rate({'ann': 6, 'bob': 9})
+  cohort = planted.cohort_of(mine, clients)
+  remembered = [
+    collections.OrderedDict(
+      {'user/vector': np.arange(4, dtype=np.float32) * scale}
+    )
+    for scale in (1.0, -0.5)
+  ]
+  found = mine.evaluate(weights, remembered, cohort)
+  table = weights.trainable[tiers.GLOBAL]['items/embeddings']
+  for own, fields, kept in zip(
+    found.per_client, clients.values(), remembered, strict=True
+  ):
+    errors = table[fields['x']] @ kept['user/vector'] - fields['y']
+    assert own['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
 
 
 # ---- summaries ---------------------------------------------------------------
@@ -163,7 +241,7 @@ def test_a_client_of_one_class_has_no_area_under_a_curve():
     }
     for name, y in labels.items()
   }
-  found = planted.evaluate(
+  found = _evaluate(
     evaluation.build_query_evaluation(model),
     client_work.initial_weights(model)(),
     clients,

@@ -1,8 +1,6 @@
-"""Federated reconstruction agrees with the paper, by hand.
+"""Federated reconstruction agrees with the paper, by hand, and with TFF."""
 
-That it agrees with TFF, too, `references_test.py` shows.
-"""
-
+import collections
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
@@ -141,15 +139,17 @@ def _client_by_hand(
 
 def _build(
   model: models.PartialModel,
+  batch_size: int = 3,
+  rate: float = 0.1,
   reconstruct: Mapping[str, Any] = {},
   update: Mapping[str, Any] = {},
   **options: Any,
 ) -> processes.PartialProcess:
-  how = {'optimizer': sgd(0.1), 'batch_size': 3}
+  how = {'optimizer': sgd(rate), 'batch_size': batch_size}
   return algorithms.build_fed_recon(
     model,
     reconstruct=Phase(**{**how, **reconstruct}),
-    update=Phase(batch_size=3, **update),
+    update=Phase(batch_size=batch_size, **update),
     **options,
   )
 
@@ -187,3 +187,193 @@ def test_two_rounds_by_hand(name):
     queries = [len(setting.parts(count)[1]) for count in _COUNTS.values()]
     assert metrics['num_examples'] == sum(queries)
     assert metrics['num_clients'] == sum(size > 0 for size in queries)
+
+
+# ---- as TFF does it ----------------------------------------------------------
+
+_RECON = tff.learning.models.ReconstructionModel
+_NAMES = [f'client {number}' for number in range(20)]
+
+
+def _dense(inputs: int = 5) -> tf.keras.Model:
+  """No embedding: a body that is shared and a head that is not."""
+  constant = functools.partial(
+    layers.Dense, kernel_initializer=tf.keras.initializers.Constant(0.2)
+  )
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([inputs]),
+      layers.Dense(6, 'tanh', name='items'),
+      constant(3, activation='relu', name='user'),
+      layers.Dense(1, name='last'),
+    ]
+  )
+
+
+def _dense_clients() -> dict[str, planted.Fields]:
+  generator = np.random.default_rng(2)
+  sizes = generator.integers(9, 31, len(_NAMES))
+  return planted.drawn(dict(zip(_NAMES, sizes, strict=True)), 5, generator)
+
+
+def _rating_clients() -> dict[str, planted.Fields]:
+  sizes = np.random.default_rng(1).integers(9, 31, len(_NAMES))
+  return planted.rate(dict(zip(_NAMES, map(int, sizes), strict=True)))
+
+
+def _datasets(
+  clients: Mapping[str, planted.Fields], batch_size: int
+) -> list[tf.data.Dataset]:
+  return [
+    tf.data.Dataset.from_tensor_slices(collections.OrderedDict(fields)).batch(
+      batch_size
+    )
+    for fields in clients.values()
+  ]
+
+
+def _input_spec(clients: Mapping[str, planted.Fields]) -> Any:
+  return collections.OrderedDict(
+    (name, tf.TensorSpec([None, *array.shape[1:]], array.dtype))
+    for name, array in next(iter(clients.values())).items()
+  )
+
+
+def _of_tff(
+  build: Callable[[], tf.keras.Model],
+  clients: Mapping[str, planted.Fields],
+  **options: Any,
+) -> tff.learning.templates.LearningProcess:
+  def model_fn():
+    keras = build()
+    return _RECON.from_keras_model_and_layers(
+      keras,
+      global_layers=[layer for layer in keras.layers if layer.name != 'user'],
+      local_layers=[keras.get_layer('user')],
+      input_spec=_input_spec(clients),
+    )
+
+  return tff.learning.algorithms.build_fed_recon(
+    model_fn,
+    loss_fn=tf.keras.losses.MeanSquaredError,
+    metrics_fn=lambda: [tf.keras.metrics.RootMeanSquaredError(name='rmse')],
+    reconstruction_optimizer_fn=optimizers.build_sgdm(0.2),
+    client_optimizer_fn=optimizers.build_sgdm(0.1),
+    server_optimizer_fn=optimizers.build_sgdm(1.0),
+    **options,
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('build', 'clients', 'mine', 'theirs'),
+  [
+    (planted.constant_user(_START), _rating_clients(), {}, {}),
+    (
+      planted.constant_user(_START),
+      _rating_clients(),
+      {
+        'reconstruct': {'epochs': 4, 'max_steps': 7},
+        'update': {'epochs': 2, 'max_steps': 4},
+        'aggregation': _ALIKE,
+      },
+      {
+        'recon_epochs': 4,
+        'recon_steps_max': 7,
+        'post_recon_epochs': 2,
+        'post_recon_steps_max': 4,
+      },
+    ),
+    (
+      _dense,
+      _dense_clients(),
+      {'reconstruct': {'epochs': 2}, 'update': {'epochs': 2}},
+      {'recon_epochs': 2, 'post_recon_epochs': 2},
+    ),
+  ],
+  ids=['one pass', 'epochs and steps', 'dense model'],
+)
+def test_tff_comes_to_the_same_weights(build, clients, mine, theirs):
+  # Three rounds of 20 clients with ragged last batches, on both sides of the
+  # split. TFF weighs a client by the examples of all its steps: as often as it
+  # has epochs, which makes no difference unless steps end early.
+  batch_size = 4
+  model = planted.factorization(build)
+  split = splits.alternating(batch_size)
+  process = _build(model, batch_size, 0.2, split=split, **mine)
+  weighting = mine.get('aggregation', Aggregation()).client_weighting
+  reference = _of_tff(
+    build,
+    clients,
+    dataset_split_fn=_RECON.build_dataset_split_fn(
+      split_dataset=True, **theirs
+    ),
+    client_weighting=weighting or tff.learning.ClientWeighting.NUM_EXAMPLES,
+  )
+  cohort = planted.cohort_of(process, clients)
+  datasets = _datasets(clients, batch_size)
+  state = process.initialize()
+  first = planted.global_weights(process, state)
+  reference_state = reference.set_model_weights(
+    reference.initialize(),
+    tff.learning.models.ModelWeights(list(first.values()), []),
+  )
+  for _ in range(3):
+    output = planted.run(process, cohort, state)
+    expected = reference.next(reference_state, datasets)
+    state, reference_state = output.state, expected.state
+    found = planted.train_metrics(output)
+    assert found['rmse'] == pytest.approx(
+      expected.metrics['client_work']['train']['rmse'], rel=1e-5
+    )
+  last = planted.global_weights(process, state)
+  wanted = reference.get_model_weights(reference_state).trainable
+  assert len(last) == len(wanted)
+  for (name, tensor), other in zip(last.items(), wanted, strict=True):
+    assert abs(tensor - other).max() < 1e-6
+    assert abs(tensor - first[name]).max() > 1e-3
+
+
+# ---- any aggregator, any server optimizer ------------------------------------
+
+
+@pytest.fixture(scope='module', name='plain')
+def fixture_plain() -> dict[str, np.ndarray]:
+  """The weights before a round, and the mean updates of its clients."""
+  first, after = _one_round(_process('defaults'))
+  _, alike = _one_round(_process('all alike'))
+  return {'first': first, 'weighted': first - after, 'alike': first - alike}
+
+
+def _one_round(
+  process: processes.PartialProcess,
+) -> tuple[np.ndarray, np.ndarray]:
+  """The table before and after a round."""
+  clients = planted.rate({'a': 9, 'b': 20, 'c': 6})
+  before, after = planted.before_and_after(process, clients)
+  return before[_TABLE], after[_TABLE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('aggregator', 'mean'),
+  [
+    # Clips and zeroes what is much larger than these updates.
+    (tff.learning.robust_aggregator(), 'weighted'),
+    (tff.aggregators.UnweightedMeanFactory(), 'alike'),
+    (
+      tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+        noise_multiplier=0.0, clients_per_round=3, clip=100.0
+      ),
+      'alike',
+    ),
+  ],
+  ids=['robust', 'unweighted', 'private without noise'],
+)
+def test_any_aggregator_joins_the_updates(plain, aggregator, mean):
+  process = _build(_model(), aggregation=Aggregation(aggregator))
+  before, after = _one_round(process)
+  planted.assert_same(before, plain['first'])
+  assert abs(plain[mean]).max() > 1e-3
+  assert abs(plain['weighted'] - plain['alike']).max() > 1e-4
+  planted.assert_close(before - after, plain[mean], 1e-7)

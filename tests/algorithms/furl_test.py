@@ -17,6 +17,7 @@ from tff_partial import layers
 from tff_partial import processes
 from tff_partial import tiers
 from tff_partial.composition import Aggregation
+from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -231,3 +232,69 @@ def test_eq_6_is_the_clients_share_of_the_step_of_eq_7():
   ):
     step = kept[_OWN] - first[_OWN]
     planted.assert_close(scaled[_OWN] - first[_OWN], step * count / total)
+
+
+# ---- training ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_private_parameters_may_have_an_optimizer_of_their_own():
+  own = {tiers.GLOBAL: _TRAINING['optimizer'], tiers.LOCAL: sgd(0.0)}
+  still = algorithms.build_furl(
+    _split_model(), training=Phase(**{**_TRAINING, 'optimizer': own})
+  )
+  cohort = _cohort(still, _USERS, 0)
+  first = planted.first_states(still, cohort)
+  output = planted.run(still, cohort, None, first)
+  planted.assert_same(list(output.client_states), list(first))
+  before = planted.global_weights(still, still.initialize())
+  for name, tensor in planted.global_weights(still, output.state).items():
+    assert (tensor != before[name]).any()
+
+
+# ---- users who are seen, and new ones ----------------------------------------
+
+
+@pytest.mark.slow
+def test_seen_users_are_measured_with_what_they_remember():
+  exam = algorithms.build_furl_eval(_split_model(), split=splits.first(5))
+  weights = _furl().get_model_weights(_furl().initialize())
+  kept = _first_states(_furl())
+  cohort = _cohort(exam, _USERS, 0)
+  measured = exam.evaluate(weights, list(kept.values()), cohort)
+  for client, fields, own in zip(
+    _USERS, _clients().values(), measured.per_client, strict=True
+  ):
+    later = {'item': fields['x']['item'][5:]}
+    assert own['num_examples'] == len(later['item'])
+    if not own['num_examples']:
+      continue
+    keras = exam.model.to_keras(weights.trainable[tiers.GLOBAL], kept[client])
+    errors = keras(later) - fields['y'][5:]
+    assert own['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_new_users_train_private_parameters_alone():
+  exam = algorithms.build_furl_eval(
+    _split_model(),
+    split=splits.same(),
+    personalise=Phase(optimizer=sgd(0.03), batch_size=100, epochs=5),
+  )
+  weights = _furl().get_model_weights(_furl().initialize())
+  shared = dict(weights.trainable[tiers.GLOBAL])
+  cohort = _cohort(exam, _USERS, 0)
+  for value, first, fields in zip(
+    cohort, planted.first_states(exam, cohort), _clients().values(), strict=True
+  ):
+    own = dict(exam.personalise(weights, first, value))
+    trained = {_OWN: own.pop(_OWN)}
+    planted.assert_same(own, shared)
+    items = {'item': fields['x']['item']}
+    before, after = (
+      np.mean((exam.model.to_keras(shared, private)(items) - fields['y']) ** 2)
+      for private in (first, trained)
+    )
+    assert after < before
+    _, metrics = exam.measure(weights, first, value)
+    assert metrics['loss'] == pytest.approx(after, rel=1e-5)

@@ -194,6 +194,15 @@ def test_what_is_exact_is_said_on_request_alone(frank, tmp_path):
   assert 'share_clipped_not_private' in result.privacy
 
 
+@pytest.mark.slow
+def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
+  _train(world, output_dir=tmp_path, rounds=1)
+  saved = [tmp_path / 'checkpoints', *(tmp_path / 'checkpoints').rglob('*')]
+  assert len(saved) > 5
+  for path in saved:
+    assert path.stat().st_mode & 0o077 == 0, path
+
+
 # ---- a ledger counts what a process does -------------------------------------
 
 

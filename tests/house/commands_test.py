@@ -45,3 +45,14 @@ def test_commands_can_be_parsed(page):
     except Exception as error:
       command = shlex.join(['tff-partial', program, *arguments])
       raise AssertionError(f'{command}: {error}') from error
+
+
+def test_tests_that_pages_name_exist():
+  texts = [page.read_text('utf-8') for page in PAGES]
+  named = re.findall(r'`pytest ([^`]+)`', '\n'.join(texts))
+  assert named
+  for command in named:
+    files, _, word = command.partition(' -k ')
+    for file in files.split():
+      tests = re.findall(r'def (test_\w+)', (ROOT / file).read_text('utf-8'))
+      assert any(word in test for test in tests), f'pytest {command}'

@@ -16,7 +16,10 @@ import tff_partial
 from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.client.client_work import CompositionError
 from tff_partial.composition import Aggregation
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -389,3 +392,13 @@ def test_a_state_of_integers_is_refused(state):
 def test_a_model_without_states_has_no_treatment():
   with pytest.raises(ModelError, match='no layer changes a variable'):
     _model(planted.build_slope, state='averaged', local='own')
+
+
+def test_noise_and_averages_are_refused():
+  noised = privacy.private_mean(
+    clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
+  )
+  with pytest.raises(CompositionError, match='a variance could become'):
+    algorithms.build_fed_avg(
+      _model(), aggregation=Aggregation(aggregator=noised)
+    )

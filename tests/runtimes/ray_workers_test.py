@@ -6,6 +6,7 @@ Skipped where Ray is not installed; `make ray` installs it.
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import stat
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import psutil
@@ -368,6 +370,21 @@ def test_a_client_that_fails_is_named(context):
       ) as caught:
         total([77] + [0] * 77)
   assert caught.value.client == 0
+
+
+def test_the_page_on_scale_trains_as_the_cohort_runtime_does(context):
+  text = (_ROOT / 'docs/scale.md').read_text(encoding='utf-8')
+  blocks = re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
+  known: list[dict[str, Any]] = [{}, {}]
+  for names, runtime in zip(known, (context, runtimes.cohort()), strict=True):
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(runtimes, 'ray', lambda workers, used=runtime: used)
+      for block in blocks:
+        exec(block, names)
+  on_ray, here = (
+    names['result'].weights.trainable['global'] for names in known
+  )
+  planted.assert_close(on_ray, here)
 
 
 _DRIVER = """

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import signal
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,68 @@ from tests.support.commands import run_here
 from tests.support.commands import run_well
 
 _RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))
+
+# Runs a binary in which something happens to a function. Given after the code:
+# the module's name and its flags.
+_MEDDLE = """
+import os, runpy, signal, sys
+import psutil, tensorflow as tf
+from tff_partial.training import metrics_log
+
+def die():
+  os.kill(os.getpid(), signal.SIGKILL)
+
+{meddle}
+module = sys.argv.pop(1)
+sys.argv[0] = module
+runpy.run_module(module, run_name='__main__', alter_sys=True)
+"""
+
+_DIE_WHILE_SAVING = """
+save, saves = tf.saved_model.save, []
+def meddle(module, path, **options):
+  save(module, path, **options)
+  saves.append(path)
+  if len(saves) == {number}:
+    data = os.path.join(path, 'variables', 'variables.data-00000-of-00001')
+    os.truncate(data, os.path.getsize(data) // 2)
+    die()
+tf.saved_model.save = meddle
+"""
+
+_DIE_IN_A_ROUND = """
+release = metrics_log.Records.release
+def meddle(self, row, number):
+  if number == {number}:
+    with open(self._folder / metrics_log.METRICS_FILE, 'a') as table:
+      table.write('{number},0.12')
+    die()
+  release(self, row, number)
+metrics_log.Records.release = meddle
+"""
+
+_SAY_MEMORY = """
+release = metrics_log.Records.release
+def meddle(self, row, number):
+  release(self, row, number)
+  if number % 5 == 0:
+    us = psutil.Process()
+    tree = [us, *us.children(recursive=True)]
+    print('memory', number, sum(p.memory_info().rss for p in tree))
+metrics_log.Records.release = meddle
+"""
+
+
+def _meddled(meddle: str, name: str, *arguments: str) -> list[str]:
+  code = _MEDDLE.format(meddle=meddle)
+  return [sys.executable, '-c', code, f'tasks.{name}', *arguments]
+
+
+def _repeatable(folder: pathlib.Path) -> dict[str, Any]:
+  """The result of a run without what is never the same."""
+  result = read(folder)
+  del result['seconds'], result['peak_rss_mb']
+  return result
 
 
 @pytest.fixture(scope='module', name='trained')
@@ -64,6 +127,10 @@ def test_a_run_leaves_records(trained):
   names = {path.name for path in trained.folder.iterdir()}
   files = {'flags.txt', 'metrics.csv', 'result.json'}
   assert names == {'checkpoints', 'tensorboard', *files}
+  header = (trained.folder / 'metrics.csv').read_text().splitlines()[0]
+  columns = header.split(',')
+  assert columns[0] == 'round'
+  assert {'loss', 'rmse', 'accuracy', 'seconds_round'} < set(columns)
   rows = repeatable_rows(trained.folder)
   assert [row['round'] for row in rows] == list('123456')
   result = read(trained.folder)
@@ -122,6 +189,43 @@ def test_a_run_may_end_early(tmp_path):
   assert [row['round'] for row in repeatable_rows(tmp_path)] == list('1234')
   again = run_here(*command)
   assert 'holds this run already' in again.output
+
+
+# ---- kills -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(trained, tmp_path):
+  # In the middle of its second checkpoint; and in its fifth round, in the
+  # middle of a line.
+  kills = {
+    'saving': _DIE_WHILE_SAVING.format(number=2),
+    'round': _DIE_IN_A_ROUND.format(number=5),
+  }
+  flags = 'train', f'--flagfile={trained.folder}/flags.txt', '--rounds=60'
+  with contextlib.ExitStack() as stack:
+    killed = {}
+    for name, meddle in kills.items():
+      command = _meddled(meddle, *flags, f'--output_dir={tmp_path / name}')
+      killed[name] = stack.enter_context(commands.started(command))
+    for program in killed.values():
+      outcome = program.finish()
+      assert outcome.status == -signal.SIGKILL, outcome
+      assert program.all_ended()
+  left = {
+    name: {path.name for path in (tmp_path / name / 'checkpoints').iterdir()}
+    for name in kills
+  }
+  (unfinished,) = left['saving'] - {'round_2'}
+  assert unfinished.startswith('round_4_temp')
+  assert left['round'] == {'round_2', 'round_4'}
+  assert (tmp_path / 'round/metrics.csv').read_text().endswith('\n5,0.12')
+  for name in kills:
+    folder = tmp_path / name
+    assert not (folder / 'result.json').exists()
+    outcome = run_well('train', *commands.SMALL, f'--output_dir={folder}')
+    assert repeatable_rows(folder) == repeatable_rows(trained.folder)
+    assert _repeatable(folder) == _repeatable(trained.folder)
 
 
 @pytest.mark.slow
@@ -277,31 +381,15 @@ def test_a_signal_ends_a_run_in_good_order(ended, name):
 
 # ---- slow --------------------------------------------------------------------
 
-_SAY_MEMORY = """
-import psutil
-from tasks import train
-from tff_partial.training import metrics_log
-
-release = metrics_log.Records.release
-def meddle(self, row, number):
-  release(self, row, number)
-  if number % 5 == 0:
-    us = psutil.Process()
-    tree = [us, *us.children(recursive=True)]
-    print('memory', number, sum(p.memory_info().rss for p in tree))
-metrics_log.Records.release = meddle
-train.PROGRAM.run()
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['native', 'cohort'])
 def test_memory_does_not_grow(tmp_path, name):
-  command = [
-    *(sys.executable, '-c', _SAY_MEMORY, '--data=synthetic'),
-    *('--clients_per_round=20', '--rounds=350', '--evaluate_every=25'),
-    *(f'--runtime={name}', f'--output_dir={tmp_path}'),
-  ]
+  command = _meddled(
+    *(_SAY_MEMORY, 'train', '--data=synthetic', '--clients_per_round=20'),
+    *('--rounds=350', '--evaluate_every=25', f'--runtime={name}'),
+    f'--output_dir={tmp_path}',
+  )
   outcome = commands.run_program(command)
   assert outcome.status == 0, outcome
   memory = {
