@@ -253,6 +253,7 @@ def main(sweep: Sweep, search: plans.Search) -> int:
     'there is nothing to search for. Say what to vary, such as '
     '--search=update_learning_rate=log:0.01:1.',
   )
+  criterion = plans.criterion(search)
   for name in sweep.recipes:
     recipes.path(name)
   first = [text.partition(',')[0] for text in sweep.repeat]
@@ -273,14 +274,12 @@ def main(sweep: Sweep, search: plans.Search) -> int:
     _train_all(todo, failed, root)
     reported = [f'--sweep_dir={root}'] if len(failed) < len(todo) else []
     if sweep.tune:
-      best = grids.choose(
-        root, rows, grids.names_of(sweep.tune), *plans.criterion(search)
-      )
+      best = grids.choose(root, rows, grids.names_of(sweep.tune), *criterion)
       again = grids.repeated(best, sweep.repeat)
       todo = {**todo, **again}
       _train_all(again, failed, root, todo)
       names = (*(run.name() for run in best), *again)
-      reported = [f'--sweep_dir={root / name}' for name in names]
+      reported = [f'--sweep_dir={root / n}' for n in names if n not in failed]
     status = 0
     if reported:
       chosen = [f'--report_dir={root}', '--of=best'] if sweep.tune else []

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import itertools
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
@@ -251,7 +251,8 @@ def _validation(folder: pathlib.Path, metric: str) -> dict[str, float] | None:
   (run,) = analysis.run_folders.find([folder])
   if run.state != analysis.run_folders.DONE:
     return None
-  measured: Any = (run.result or {}).get('best', {}).get('validation')
+  best = (run.result or {}).get('best') or {}
+  measured = best.get('validation')
   if measured is None:
     raise OptionError(
       f'{folder}: no best round was chosen on validation clients, by which '

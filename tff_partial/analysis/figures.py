@@ -109,13 +109,13 @@ def draw_even(
     metric: The metric, for the vertical axis.
     joined: False if lines between the values would be meaningless.
   """
-  axes = new(6.4, 4.2).add_subplot()
+  figure = new(6.4, 4.2)
+  axes = figure.add_subplot()
   tidy(axes)
   for number, (label, line) in enumerate(lines.items()):
     look = style(number if joined else number % len(COLOURS))
     look['linestyle'] = look['linestyle'] if joined else ''
-    line = line.set_axis([places.index(value) for value in line.index])
-    line = line.sort_index()
+    line = line.set_axis([*map(places.index, line.index)]).sort_index()
     known = line.dropna(subset='mean')
     axes.errorbar(
       known.index,
@@ -140,7 +140,7 @@ def draw_even(
   axes.set_ylabel(axis_name(metric), color=INK)
   if any(lines):
     add_legend(axes)
-  return save(axes.figure, path)
+  return save(figure, path)
 
 
 def save(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import os
-from typing import IO, Self
+from typing import Any, IO, Self
 import uuid
 import weakref
 
@@ -87,7 +87,7 @@ class Deposit:
           raise errors.CohortRuntimeError(
             f'{self.path} has become shorter. Go on from the last checkpoint.'
           )
-        record = np.ndarray((), self.record, found)[()]  # Maybe of no bytes.
+        record: Any = np.ndarray((), self.record, found)[()]  # Or of no bytes.
         for leaf, value in zip(leaves, record, strict=True):
           leaf[place] = value
 
