@@ -14,7 +14,6 @@ from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
 from tasks.experiment.options.hyperparameters import Hpfl
 from tasks.experiment.options.hyperparameters import Hyperparameters
-from tasks.experiment.options.hyperparameters import INVERSE
 from tasks.experiment.options.training import LocalTraining
 from tasks.options import Leak
 import tff_partial
@@ -119,7 +118,7 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       tables=tuple(rows),
       public=public,
       training=run.local.joint_phase(tff_partial.tiers.PERSONAL),
-      by_nearness=drafts and how.center_weighting == INVERSE,
+      by_nearness=drafts and how.by_nearness,
       join=join,
       aggregation=aggregation,
     )

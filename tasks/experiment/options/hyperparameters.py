@@ -190,6 +190,11 @@ class Hpfl(Options):
     choices=(PRINTED, INVERSE),
   )
 
+  @property
+  def by_nearness(self) -> bool:
+    """True if near centers count more."""
+    return self.center_weighting == INVERSE
+
   def leaks(self) -> Iterator[Leak]:
     """Yield the options of drafts that a private run may not have."""
     if self.drafts == CENTERS:
