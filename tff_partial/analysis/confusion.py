@@ -158,8 +158,9 @@ def draw(
     if max(matrix.counts.shape) <= _WRITTEN:
       _write(axes, matrix.shares)
   panels[0].set_ylabel(truth, color=figures.INK)
-  bar = figure.colorbar(image, ax=list(panels), fraction=0.03, pad=0.02)
-  bar.set_label('share of the sub-population; numbers in %', color=figures.INK)
+  where: dict[str, Any] = {'ax': list(panels), 'fraction': 0.03, 'pad': 0.02}
+  bar = figure.colorbar(image, format='{x:.0%}', **where)
+  bar.set_label('share of the sub-population', color=figures.INK)
   bar.outline.set_visible(False)
   figures.save(figure, path)
 
