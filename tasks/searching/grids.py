@@ -53,7 +53,7 @@ def _axis(text: str) -> tuple[list[str], list[str]]:
   names, equals, values = text.partition('=')
   if not equals or '' in (*names.split('+'), *values.split(',')):
     raise OptionError(
-      f'--grid={text}: expected flag=value,value,... such as seed=0,1,2, or '
+      f'{text}: expected flag=value,value,... such as seed=0,1,2, or '
       'flag+flag=value,value,... for flags that have the same value.'
     )
   return names.split('+'), values.split(',')
@@ -79,7 +79,7 @@ def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
   for text, (names, _) in zip(grid, axes, strict=True):
     for name in names:
       if name in known:
-        raise OptionError(f'--grid={text}: {name} is in the grid twice.')
+        raise OptionError(f'{text}: {name} is in the grid twice.')
       known.add(name)
   for chosen in itertools.product(*(values for _, values in axes)):
     pairs = zip(axes, chosen, strict=True)
@@ -124,7 +124,7 @@ def planned(
   idle = [varied & _without_effect(arguments) for *_, arguments in runs]
   for name in sorted(varied.intersection(*idle)):
     raise OptionError(
-      f'--grid: {name} has no effect: neither training nor evaluations of '
+      f'--{name} has no effect: neither training nor evaluations of '
       f'{" and ".join(sorted(chosen))} train local weights. Leave it out.'
     )
   todo: dict[str, Run] = {}

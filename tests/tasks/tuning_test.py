@@ -125,7 +125,7 @@ def test_private_repetitions_cost_too(tmp_path, started):
   [
     ((_SEEDS,), '--repeat=seed=0,1,2: nothing is chosen by --tune'),
     (('--tune=a',), 'expected flag=value,value,... such as seed=0,1,2, or fl'),
-    (('--tune=a+=1',), '--grid=a+=1: expected'),
+    (('--tune=a+=1',), 'error: a+=1: expected flag=value'),
     (('--grid=seed=1', '--tune=seed+b=2'), 'seed is in the grid twice'),
     ((f'--tune={_RATE}=1', '--trials=3'), 'nothing to search for'),
     (

@@ -49,12 +49,11 @@ class Deposit:
     """
     path = os.path.join(folder, uuid.uuid4().hex)
     record = np.dtype([('', leaf.dtype, leaf.shape[1:]) for leaf in leaves])
-    records = np.empty([len(leaves[0])], record)
-    for field, leaf in zip(record.names or (), leaves, strict=True):
-      records[field] = leaf
     try:
-      with open(path, 'xb', buffering=0) as file:
-        records.tofile(file)
+      with open(path, 'xb') as file:
+        # One by one: together they would be in memory twice.
+        for client in zip(*leaves, strict=True):
+          file.write(np.array(client, record).tobytes())
     except OSError as error:
       with contextlib.suppress(OSError):
         os.unlink(path)
@@ -63,7 +62,7 @@ class Deposit:
         f'{error.strerror}. Make room, or name another folder that all '
         'machines see.'
       ) from error
-    return cls(path, len(records), record)
+    return cls(path, len(leaves[0]), record)
 
   def owned(self) -> Self:
     """Return itself; the file is removed when the object is."""
