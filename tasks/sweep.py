@@ -58,14 +58,14 @@ class Sweep(Options):
   )
   tune: tuple[str, ...] = option(
     (),
-    'Likewise, but only the values that are best by --metric are reported, for '
-    'each recipe and value of --grid. flag+flag= sets both.',
+    'flag=value,value,...: a flag to tune. For each recipe and value of --grid '
+    'the best setting by --metric is reported. flag+flag= varies both alike.',
     is_repeated=True,
   )
   repeat: tuple[str, ...] = option(
     (),
-    'Likewise: --tune chooses with the first value, such as a seed, and the '
-    'best run is repeated with the others.',
+    'flag=value,value,...: a flag to repeat by, such as the seed. --tune '
+    'chooses with the first value and repeats its choice with the others.',
     is_repeated=True,
   )
 
