@@ -36,6 +36,7 @@ def _invented(higher_is_better=True) -> Comparison:
       runs.append({**run, 'accuracy': 0.5 + gain + 0.01 * seed * (1 + gain)})
       history += [{**run, 'round': k, 'loss': 1 / k} for k in (1, 2)]
   costs = {'download_bytes': 2_000, 'upload_bytes': 1_000, 'seconds_round': 0.5}
+  costs |= {'setting': '', 'num_settings': 1}
   return Comparison(
     'accuracy',
     higher_is_better,
@@ -188,6 +189,55 @@ def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
   assert '40 by FedAvg, 24 by Ditto (own)' in caplog.text
 
 
+def _at(rate, *made):
+  """FedAvg at a rate, that notes its seeds."""
+
+  def build(model, training):
+    del training
+    return algorithms.build_fed_avg(model, training=Phase(optimizer=sgd(rate)))
+
+  of_seed = _method(build, algorithms.build_fed_avg_eval)
+
+  def noted(seed):
+    for seeds in made:
+      seeds.append(seed)
+    return of_seed(seed)
+
+  return noted
+
+
+@pytest.mark.slow
+def test_the_best_setting_by_validation_is_repeated(tmp_path, caplog) -> None:
+  """Labels of the tests are negated: there the worst setting has least loss."""
+  seeds: dict[float, list[int]] = {0.001: [], 0.1: [], 1e4: []}
+  methods = {
+    'FedAvg': _at(0.001),
+    'tuned': {f'rate {rate}': _at(rate, seeds[rate]) for rate in seeds},
+  }
+
+  def negated(spec):
+    held = {k: {'x': of['x'], 'y': -of['y']} for k, of in _DATA.items()}
+    return tff_partial.pack(held, spec)
+
+  found = tff_partial.compare(
+    methods,
+    _pack,
+    rounds=4,
+    clients_per_round=4,
+    validation=_pack,
+    test=negated,
+    evaluate_every=2,
+    output_dir=tmp_path,
+    **_LOSS,
+  )
+  assert seeds == {0.001: [0], 0.1: [0, 1, 2], 1e4: [0]}
+  assert '1 of FedAvg, 3 of tuned' in caplog.text
+  assert (tmp_path / 'tuned' / 'rate_0_1' / 'seed_2').is_dir()
+  table = found.table()
+  assert table['mean']['tuned'] > table['mean']['FedAvg']
+  assert '| rate 0.1 (of 3) |' in found.to_markdown()
+
+
 @pytest.mark.parametrize(
   ('counted', 'up'),
   [
@@ -202,7 +252,7 @@ def test_bytes_are_of_what_is_sent_and_counted(
   sent = {'download_bytes': 8, 'upload_bytes': 4, **counted}
   monkeypatch.setattr(comparing, 'communication', lambda *_: sent)
   result = mock.MagicMock(history=[{'seconds_round': 1.0}])
-  costs = comparing._costs(result, None)
+  costs = comparing._costs(comparing._Run(None, None, result))
   assert costs['download_bytes'] == 8
   np.testing.assert_equal(costs['upload_bytes'], up)
 
@@ -287,6 +337,11 @@ def test_where_no_client_is_measured_there_is_no_number() -> None:
     ({'seeds': 2}, 'seeds: expected a list such as .* found a int'),
     ({'methods': [print]}, 'methods: expected functions by name, .* a list'),
     ({'methods': {'a': (1, 2)}}, r"methods\['a'\]: expected `lambda seed: "),
+    ({'methods': {'a': {'b': 1}}}, r"methods\['a'\]\['b'\]: expected `lambda "),
+    (
+      {'methods': {'a': {'b': print, 'c': print}}},
+      'Give `validation`, clients',
+    ),
     ({'test': pd.DataFrame()}, 'test: expected `lambda spec: .* a DataFrame'),
   ],
 )

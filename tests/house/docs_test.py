@@ -56,8 +56,10 @@ def test_ten_methods_are_compared(monkeypatch):
     return compare(methods, clients, **{**options, 'rounds': 1, 'seeds': [0]})
 
   monkeypatch.setattr(tff_partial, 'compare', small)
-  found = _run('docs/compare.md', {})['found']
+  known = _run('docs/compare.md', {})
+  found = known['found']
   assert len(found.table()) == 10
+  assert set(known['tuned'].table()['num_settings']) == {3}
   assert found.table()['mean'].between(0.02, 1.0).all()
   found.draw('accuracy')  # As the notebook goes on.
 

@@ -1,6 +1,7 @@
 """Results of methods over seeds: tables of them, and a figure."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,8 @@ class Comparison:
   Attributes:
     metric: The metric that is compared.
     higher_is_better: True if a larger value is better.
-    runs: A row for each method and seed: the pooled test metric, the
+    runs: A row for each method and seed: the `setting` that validation chose
+      of `num_settings`, '' if the method has one; the pooled test metric, the
       `num_examples` that it was measured on, whether the run `diverged`, the
       `best_round` by validation, bytes that a client downloads and uploads in a
       round (NaN if not all were counted), and seconds of a round.
@@ -44,11 +46,12 @@ class Comparison:
     """Summarize each method over seeds, in the order of the methods.
 
     Returns:
-      By method: `mean` and `std` (of a sample) of the metric; `ci95`, half the
-      width of its 95 % confidence interval by Student's t; `difference` to the
-      first method, a mean over pairs of one seed, and `p`, that of the paired t
-      test; `worst_decile`, the mean over the tenth of clients that are worst
-      off; `hurt`, the share of clients that are worse off than with the first
+      By method: the `setting` that was chosen of `num_settings`; `mean` and
+      `std` (of a sample) of the metric; `ci95`, half the width of its 95 %
+      confidence interval by Student's t; `difference` to the first method, a
+      mean over pairs of one seed, and `p`, that of the paired t test;
+      `worst_decile`, the mean over the tenth of clients that are worst off;
+      `hurt`, the share of clients that are worse off than with the first
       method; `diverged` runs, and those whose metric is `undefined`, which are
       in no other column but these; bytes a round, and seconds.
     """
@@ -56,7 +59,7 @@ class Comparison:
     rows = [self._row(method, methods[0]) for method in methods]
     return pd.DataFrame(rows, index=pd.Index(methods, name='method'))
 
-  def _row(self, method: str, first: str) -> dict[str, float]:
+  def _row(self, method: str, first: str) -> dict[str, Any]:
     values = self._by_seed(method)
     number = len(values)
     deviation = values.std() if number > 1 else np.nan
@@ -69,6 +72,7 @@ class Comparison:
         p = stats.ttest_1samp(pairs, 0.0).pvalue
     own = self.runs[self.runs['method'] == method]
     return {
+      **own[['setting', 'num_settings']].iloc[0],
       'mean': values.mean(),
       'std': deviation,
       'ci95': quantile * deviation / np.sqrt(number) if number else np.nan,
@@ -140,7 +144,12 @@ class Comparison:
           's a round': number(row['seconds_round'], '.2f'),
         }
       )
-    return pd.DataFrame(rows).set_index('method')
+    texts = pd.DataFrame(rows).set_index('method')
+    if (table['num_settings'] > 1).any():
+      tuned = table[['setting', 'num_settings']].to_numpy()
+      of = [f'{setting} (of {number})'.strip() for setting, number in tuned]
+      texts.insert(1, 'setting', of)
+    return texts
 
   def to_markdown(self) -> str:
     """Format the table in Markdown, with the best mean in bold."""
