@@ -22,10 +22,10 @@ from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
 from tasks.experiment.runs.folder import finite
 from tasks.experiment.runs.folder import Folder
-from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
 import tff_partial
+from tff_partial.training import files
 from tff_partial.training.errors import ProgramError
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def main(config: Config, output: Output, audit: Audit) -> None:
     'right': proof.right,
     'rounds': trained.rounds,
   }
-  write_whole(folder.path / _FILE, json.dumps(finite(found), indent=2) + '\n')
+  text = json.dumps(finite(found), indent=2)
+  files.write_whole(folder.path / _FILE, text + '\n')
   guessed = (
     f'{proof.right} of {proof.guesses} guesses about {canaries.number} '
     f'canaries are right, so that epsilon is at least {proof.epsilon:.4g} at '

@@ -95,7 +95,7 @@ def _write_top_n(
   rows = [x for user in users for x in best(task, predictor, user, ends.top_n)]
   table = pd.DataFrame(rows, columns=_TopNRow._fields)
   path = folder / TOP_N_FILE
-  folder_lib.write_whole(path, table.to_csv(index=False))
+  files.write_whole(path, table.to_csv(index=False))
   whom = f'{len(users):,} users' if len(users) > 1 else f'user {users[0]}'
   print(f'The {ends.top_n} best items for {whom}: {path}')
 

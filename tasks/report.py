@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
-from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
 from tasks.shared_options import by_data
 from tasks.shared_options import data_name
 from tff_partial import analysis
+from tff_partial.training import files
 
 if TYPE_CHECKING:
   from tff_partial.analysis import run_folders
@@ -144,8 +144,8 @@ def main(report: Report) -> None:
     print(line)
   folder.mkdir(parents=True, exist_ok=True)
   written = [folder / 'table.md', folder / 'table.csv']
-  write_whole(written[0], text + '\n')
-  write_whole(written[1], table.to_csv())
+  files.write_whole(written[0], text + '\n')
+  files.write_whole(written[1], table.to_csv())
   metric = report.curve or curves.default_metric(settings)
   lines = {
     setting.label: [curves.read(run, metric) for run in setting.runs]

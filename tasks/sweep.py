@@ -31,7 +31,6 @@ from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.runs.folder import Folder
-from tasks.experiment.runs.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
 from tasks.searching import grids
@@ -98,7 +97,8 @@ def take_rest(arguments: Sequence[str]) -> list[str]:
     name, _, value = argument.lstrip('-').partition('=')
     is_of_runs = name == 'recipe'
     if name == 'flagfile' and pathlib.Path(value).is_file():
-      lines = pathlib.Path(value).read_text(encoding='utf-8').splitlines()
+      text = pathlib.Path(value).read_text(encoding='utf-8', errors='replace')
+      lines = text.splitlines()
       given = {line.strip().lstrip('-').partition('=')[0] for line in lines}
       is_of_runs = not given & known
     if is_of_runs:
@@ -232,7 +232,7 @@ def _refused(
 def _note_failed(root: pathlib.Path, failed: Mapping[str, str]) -> None:
   """Write which runs of the sweep failed so far, and why."""
   lines = [f'{n}\t{" ".join(why.split())}\n' for n, why in failed.items()]
-  write_whole(root / analysis.run_folders.FAILED_FILE, ''.join(lines))
+  files.write_whole(root / analysis.run_folders.FAILED_FILE, ''.join(lines))
 
 
 def main(sweep: Sweep, search: plans.Search) -> int:
@@ -309,7 +309,7 @@ def _train_all(
     of: The names of all its runs; by default of these.
   """
   planned_file = root / analysis.run_folders.PLANNED_FILE
-  write_whole(planned_file, ''.join(f'{name}\n' for name in of or todo))
+  files.write_whole(planned_file, ''.join(f'{name}\n' for name in of or todo))
   _note_failed(root, failed)
   for number, (name, run) in enumerate(todo.items(), 1):
     if name in failed:

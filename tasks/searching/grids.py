@@ -14,9 +14,9 @@ from typing import NamedTuple
 from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
 from tasks.experiment.command_line import flags
-from tasks.experiment.runs.folder import write_whole
 from tasks.searching import plan as plans
 from tff_partial import analysis
+from tff_partial.training import files
 
 # The table of the settings that were chosen, in the folder of a sweep.
 CHOSEN_FILE = 'chosen.md'
@@ -236,7 +236,7 @@ def choose(
     lines.append(line)
   table = analysis.tables.markdown(pd.DataFrame(lines))
   print(f'Chosen by the validation clients:\n\n{table}\n', flush=True)
-  write_whole(root / CHOSEN_FILE, table + '\n')
+  files.write_whole(root / CHOSEN_FILE, table + '\n')
   return chosen
 
 

@@ -38,6 +38,7 @@ from tff_partial.analysis import run_folders
 from tff_partial.data import examples
 from tff_partial.data import frames
 from tff_partial.training import checkpoints
+from tff_partial.training import files
 from tff_partial.training import metrics_log
 from tff_partial.training.client_store import sqlite_backend
 
@@ -293,7 +294,7 @@ def _write_metrics(folder: pathlib.Path) -> list[pathlib.Path]:
       (folder / 'saved').write_text(table.text, newline='')
     validation = {'validation_rmse': 1 / number} if number % 2 == 0 else {}
     table.release({'loss': 2 / number, **validation}, number)
-  return [folder / metrics_log.METRICS_FILE]
+  return [folder / files.METRICS_FILE]
 
 
 def _read_metrics(folder: pathlib.Path) -> None:
@@ -305,7 +306,7 @@ def _read_metrics(folder: pathlib.Path) -> None:
   saved = (folder / 'saved').read_bytes().decode()
   table = metrics_log.Records(folder, saved=saved, tensorboard=False)
   assert table.text == saved
-  assert (folder / metrics_log.METRICS_FILE).read_bytes().decode() == saved
+  assert (folder / files.METRICS_FILE).read_bytes().decode() == saved
   if refused:
     raise refused
 

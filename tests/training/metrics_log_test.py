@@ -105,7 +105,8 @@ def test_a_table_without_a_row_starts_again(opened, tmp_path, left):
 
 
 def test_what_a_kill_left_beside_the_table_is_removed(opened, tmp_path):
-  (tmp_path / 'metrics.tmp').write_text('round,lo')
+  (tmp_path / '.metrics.csv.tmp').mkdir()
+  (tmp_path / '.metrics.csv.tmp' / 'metrics.csv').write_text('round,lo')
   (tmp_path / 'mine.csv').write_text('mine')
   _release(opened(), 1)
   assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -183,17 +184,22 @@ os.kill(os.getpid(), signal.SIGKILL)
   assert set(_events(tmp_path)['train/loss']) == {1, 2, 3}
 
 
-def test_a_full_disk_is_said(opened, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ('number', 'said'),
+  [(errno.ENOSPC, 'No space left'), (errno.EROFS, 'Read-only file system')],
+)
+def test_a_full_disk_is_said(opened, tmp_path, monkeypatch, number, said):
   table = opened()
   _release(table, 1)
 
   def fail(*arguments, **options):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    raise OSError(number, os.strerror(number))
 
   monkeypatch.setattr(pathlib.Path, 'open', fail)
-  with pytest.raises(RunError, match='No space left') as caught:
+  with pytest.raises(RunError, match=said) as caught:
     _release(table, 2)
   message = str(caught.value)
+  assert ('make room' in message.lower()) == (number == errno.ENOSPC)
   for part in ('Round 2', str(tmp_path), 'same command again'):
     assert part in message
 

@@ -181,15 +181,11 @@ def export(
 def _whole(target: pathlib.Path) -> Iterator[None]:
   """Leave nothing in the folder, which was empty, if something is missing."""
   try:
-    yield
-  except BaseException as error:
+    with files.writing(f'{target}: nothing was exported', kind=ExportError):
+      yield
+  except BaseException:
     shutil.rmtree(target, ignore_errors=True)
-    if not isinstance(error, (OSError, tf.errors.OpError)):
-      raise
-    raise ExportError(
-      f'{target}: nothing was exported: {files.first_line(error)} '
-      f'{files.choose_another(error)}'
-    ) from error
+    raise
 
 
 def _write(

@@ -1,11 +1,12 @@
 """Folders of a run: locks, permissions, and errors of the file system."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import errno
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 
 from absl import logging
@@ -16,6 +17,8 @@ from tff_partial.training.errors import RunError
 METRICS_FILE, ROUND = 'metrics.csv', 'round'
 # Checkpoints kept: the newest, and one more in case the newest is damaged.
 NUM_KEPT = 2
+# The suffix of what is not completely written.
+UNFINISHED = '.tmp'
 # Errors of a full disk, which may name no file.
 FULL = frozenset((errno.EDQUOT, errno.EFBIG, errno.ENOSPC))
 # {{function_node ...}} before a message, and [Op:...] name: behind it.
@@ -28,8 +31,10 @@ def locked(folder: pathlib.Path) -> int:
   The lock ends with the process, in whatever way that ends.
 
   Raises:
+    OSError: If nothing can be written there.
     RunError: If another process has locked it.
   """
+  refuse_read_only(folder)
   opened = os.open(folder, os.O_RDONLY)
   try:
     import fcntl  # Not everywhere.
@@ -46,10 +51,29 @@ def locked(folder: pathlib.Path) -> int:
   return opened
 
 
+def refuse_read_only(folder: pathlib.Path) -> None:
+  """Raise an error of the file system if a folder cannot be written."""
+  with tempfile.TemporaryFile(dir=folder):
+    pass
+
+
 def choose_another(error: BaseException, place: str = 'folder') -> str:
   """Return what to do where nothing can be written."""
-  is_full = getattr(error, 'errno', errno.ENOSPC) in FULL
-  return f'Choose another {place}{" or make room" if is_full else ""}.'
+  return f'Choose another {place}{" or make room" if _is_full(error) else ""}.'
+
+
+def to_go_on(error: BaseException) -> str:
+  """Return what to do where a run can write no more."""
+  first = 'make room' if _is_full(error) else 'mend that'
+  return (
+    f'To go on from the last checkpoint, {first} and run the same command '
+    'again.'
+  )
+
+
+def _is_full(error: BaseException) -> bool:
+  """Return True for an error of a full disk, also if TensorFlow raised it."""
+  return any(os.strerror(number) in str(error) for number in FULL)
 
 
 def first_line(error: BaseException) -> str:
@@ -60,33 +84,60 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def writing(what: str, remedy: str | None = None) -> Iterator[None]:
-  """Report what cannot be written, and what to do about it.
-
-  By default that is to choose another folder.
-
-  Raises:
-    RunError: If the file system refuses it.
-  """
+def writing(
+  what: str,
+  remedy: Callable[[BaseException], str] = choose_another,
+  kind: Callable[[str], Exception] = RunError,
+) -> Iterator[None]:
+  """Report, by an error of a kind, what cannot be written and what to do."""
   import tensorflow as tf  # Late, since options are declared without it.
 
   try:
     yield
   except (OSError, tf.errors.OpError) as error:
-    remedy = remedy or choose_another(error)
-    raise RunError(f'{what}: {first_line(error)} {remedy}') from error
+    raise kind(f'{what}: {first_line(error)} {remedy(error)}') from error
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yield where to write a file of the same name, which then takes its place.
 
-  If writing fails, such as on a full disk, the file that was there stays.
+  If writing fails, such as on a full disk, the file that was there stays. What
+  a kill leaves is removed when the file is written again.
   """
-  with tempfile.TemporaryDirectory(dir=path.parent, prefix='.') as scratch:
-    made = pathlib.Path(scratch) / path.name
-    yield made
-    os.replace(made, path)
+  scratch = path.with_name(f'.{path.name}{UNFINISHED}')
+  shutil.rmtree(scratch, ignore_errors=True)
+  try:
+    scratch.mkdir(0o700)
+    yield scratch / path.name
+    os.replace(scratch / path.name, path)
+  except OSError as error:
+    if error.errno is None:
+      raise
+    # Unlike an error on opening, one on writing does not name the file.
+    raise OSError(error.errno, error.strerror, str(path)) from error
+  finally:
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def write_whole(
+  path: pathlib.Path, text: str, *, is_secret: bool = False
+) -> None:
+  """Replace a file atomically.
+
+  Args:
+    path: The file.
+    text: Its new content.
+    is_secret: True if only its owner may read it. It is then flushed to the
+      disk before this returns.
+  """
+  with replacing(path) as made:
+    made.touch(0o600 if is_secret else 0o666)
+    with made.open('w', encoding='utf-8', newline='') as file:
+      file.write(text)
+      if is_secret:
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def for_owner_only(folder: pathlib.Path) -> None:

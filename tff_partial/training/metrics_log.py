@@ -7,7 +7,7 @@ they reread the table's header for each row and call TensorFlow for each number:
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 import contextlib
 import csv
 import io
@@ -25,7 +25,6 @@ from tff_partial import evaluation
 from tff_partial.training import files
 from tff_partial.training.errors import RunError
 
-METRICS_FILE, ROUND = files.METRICS_FILE, files.ROUND
 # The folder of TensorBoard's events.
 TENSORBOARD = 'tensorboard'
 # Marks values that TensorBoard shows as a curve.
@@ -78,14 +77,13 @@ class Records:
         the table of a run.
     """
     self._folder = pathlib.Path(folder)
-    self._path = self._folder / METRICS_FILE
+    self._path = self._folder / files.METRICS_FILE
     self._events: tf.summary.SummaryWriter | None = None
-    self._rows = _rows(saved or '') or [[ROUND]]
+    self._rows = _rows(saved or '') or [[files.ROUND]]
     with files.writing(f'Cannot write to {self._folder}'):
       self._folder.mkdir(parents=True, exist_ok=True)
-      self._path.with_suffix('.tmp').unlink(missing_ok=True)
       self._refuse_other_file()
-      _replace(self._path, self._rows)
+      files.write_whole(self._path, self.text)
       if tensorboard:
         self._events = tf.summary.create_file_writer(
           str(self._folder / TENSORBOARD)
@@ -94,7 +92,9 @@ class Records:
   @property
   def text(self) -> str:
     """The table so far."""
-    return _text(self._rows)
+    text = io.StringIO(newline='')
+    csv.writer(text).writerows(self._rows)
+    return text.getvalue()
 
   def _refuse_other_file(self) -> None:
     """Refuse to overwrite a file that is not the table of a run."""
@@ -103,11 +103,12 @@ class Records:
     text = self._path.read_text('utf-8', errors='replace')
     header, newline, _ = text.partition('\n')
     # A kill may have truncated the header.
-    is_cut = not newline and ROUND.startswith(header)
-    if not is_cut and header.rstrip().split(',')[0] != ROUND:
+    is_cut = not newline and files.ROUND.startswith(header)
+    if not is_cut and header.rstrip().split(',')[0] != files.ROUND:
       raise RunError(
-        f'{self._path}, line 1: there is no first column {ROUND!r}, so it is '
-        'not the table of a run. Move it away or choose another output folder.'
+        f'{self._path}, line 1: there is no first column {files.ROUND!r}, so '
+        'it is not the table of a run. Move it away or choose another output '
+        'folder.'
       )
 
   def release(self, row: Mapping[str, Any], round_number: int) -> None:
@@ -121,7 +122,7 @@ class Records:
       RunError: If it cannot be written.
     """
     with self._writing(round_number):
-      self._add_row({ROUND: round_number, **row})
+      self._add_row({files.ROUND: round_number, **row})
       self._add_curves(row, round_number)
 
   def complete(self, values: Mapping[str, Any]) -> None:
@@ -135,7 +136,7 @@ class Records:
     for column, value in values.items():
       cells[columns.index(column)] = str(value)
     with self._writing(round_number):
-      _replace(self._path, self._rows)
+      files.write_whole(self._path, self.text)
       self._add_curves(values, round_number)
 
   def histograms(
@@ -166,8 +167,7 @@ class Records:
     """Report which round could not be recorded, and what to do."""
     return files.writing(
       f'Round {round_number} cannot be recorded in {self._folder}',
-      'Make room and run the same command again to go on from the last '
-      'checkpoint.',
+      files.to_go_on,
     )
 
   def _add_curves(self, row: Mapping[str, Any], round_number: int) -> None:
@@ -186,7 +186,7 @@ class Records:
       columns.extend(new)
       for cells in self._rows[1:]:
         cells.extend([''] * len(new))
-      _replace(self._path, self._rows)
+      files.write_whole(self._path, self.text)
     cells = [str(row.get(column, '')) for column in columns]
     self._rows.append(cells)
     with self._path.open('a', newline='') as file:
@@ -287,24 +287,9 @@ def _rows(text: str) -> list[list[str]]:
   return list(csv.reader(io.StringIO(text, newline='')))
 
 
-def _text(rows: Iterable[Sequence[str]]) -> str:
-  """Return the text of a table."""
-  text = io.StringIO(newline='')
-  csv.writer(text).writerows(rows)
-  return text.getvalue()
-
-
-def _replace(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
-  """Rewrite a table; a kill leaves the old one or the new one."""
-  temporary = path.with_suffix('.tmp')
-  with temporary.open('w', newline='') as file:
-    file.write(_text(rows))
-  os.replace(temporary, path)
-
-
 def last_round(folder: str | os.PathLike[str]) -> int:
   """Return the last round in the table of a run, or 0."""
-  path = pathlib.Path(folder) / METRICS_FILE
+  path = pathlib.Path(folder) / files.METRICS_FILE
   if not path.exists():
     return 0
   rows = _rows(path.read_text('utf-8', errors='replace'))

@@ -3,7 +3,6 @@
 import argparse
 import collections
 from collections.abc import Iterator, Mapping, Sequence, Set
-import contextlib
 import hashlib
 import json
 import os
@@ -27,8 +26,6 @@ RELEASED_FILE = 'released.json'
 
 # The most differing flags that a message names.
 _MOST_NAMED = 10
-# The suffix of a file that is not completely written.
-_UNFINISHED = '.tmp'
 
 
 class Folder:
@@ -66,7 +63,7 @@ class Folder:
     """
     self.take()
     self.check(values, may_change)
-    write_whole(
+    files.write_whole(
       self.flags_file,
       ''.join(_flag_line(name, value) for name, value in values.items()),
     )
@@ -84,7 +81,9 @@ class Folder:
       if self.has_begun:
         self._compare(values, may_change)
     elif others := sorted(
-      path.name for path in self.path.iterdir() if path.suffix != _UNFINISHED
+      path.name
+      for path in self.path.iterdir()
+      if path.suffix != files.UNFINISHED
     ):
       raise OptionError(
         f'--output_dir={self.path}: the folder holds {others[0]!r} but no '
@@ -95,7 +94,7 @@ class Folder:
   def has_begun(self) -> bool:
     """True if the folder holds anything that other flags would make wrong."""
     training = tff_partial.training
-    table = self.path / training.metrics_log.METRICS_FILE
+    table = self.path / files.METRICS_FILE
     saved = self.path / training.programs.CHECKPOINTS_FOLDER
     return (
       (self.path / RESULT_FILE).exists()
@@ -135,7 +134,7 @@ class Folder:
       released: A value that JSON can represent.
     """
     described = {'sha256': _sha256(released), 'released': released}
-    write_whole(
+    files.write_whole(
       self.path / RELEASED_FILE, json.dumps(described) + '\n', is_secret=True
     )
 
@@ -164,7 +163,7 @@ class Folder:
   def write_result(self, result: Mapping[str, Any]) -> None:
     """Write `result.json`, whole or not at all."""
     text = json.dumps(result, indent=2, allow_nan=False)
-    write_whole(self.path / RESULT_FILE, text + '\n')
+    files.write_whole(self.path / RESULT_FILE, text + '\n')
 
   def read_result(self) -> dict[str, Any] | None:
     """Read `result.json` if it is there.
@@ -239,35 +238,6 @@ def _flag_line(name: str, value: Any) -> str:
   if isinstance(value, bool):
     value = str(value).lower()
   return f'{flags.argument(name, value)}\n'
-
-
-def write_whole(
-  path: pathlib.Path, text: str, *, is_secret: bool = False
-) -> None:
-  """Replace a file atomically.
-
-  Args:
-    path: The file.
-    text: Its new content.
-    is_secret: True if only its owner may read it. It is then flushed to the
-      disk before this returns.
-  """
-  temporary = path.with_name(f'{path.name}{_UNFINISHED}')
-  try:
-    if is_secret:
-      temporary.unlink(missing_ok=True)
-      temporary.touch(0o600, exist_ok=False)
-    with temporary.open('w', encoding='utf-8') as file:
-      file.write(text)
-      if is_secret:
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-  except OSError as error:
-    with contextlib.suppress(OSError):
-      temporary.unlink()
-    # Unlike an error on opening, one on writing does not name the file.
-    raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _sha256(value: Any) -> str:

@@ -53,7 +53,7 @@ _DIE_IN_A_ROUND = """
 release = metrics_log.Records.release
 def meddle(self, row, number):
   if number == {number}:
-    with open(self._folder / metrics_log.METRICS_FILE, 'a') as table:
+    with open(self._folder / 'metrics.csv', 'a') as table:
       table.write('{number},0.12')
     die()
   release(self, row, number)

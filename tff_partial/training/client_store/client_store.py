@@ -22,6 +22,7 @@ exports, or what a disk keeps of removed files.
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 import itertools
 import json
 import os
@@ -386,15 +387,13 @@ def export(
     raise ClientStoreError(
       f'{path}: a state is exported to a file that ends in .json or .npz.'
     )
-  try:
-    with files.replacing(path) as made:
-      if path.suffix == '.npz':
-        np.savez(made, **state)
-      else:
-        nested = {name: leaf.tolist() for name, leaf in state.items()}
-        made.write_text(json.dumps(nested, indent=2) + '\n')
-  except OSError as error:
-    raise ClientStoreError(
-      f'{path} cannot be written: {files.first_line(error)} '
-      f'{files.choose_another(error, "file")}'
-    ) from error
+  remedy = functools.partial(files.choose_another, place='file')
+  with (
+    files.writing(f'{path} cannot be written', remedy, ClientStoreError),
+    files.replacing(path) as made,
+  ):
+    if path.suffix == '.npz':
+      np.savez(made, **state)
+    else:
+      nested = {name: leaf.tolist() for name, leaf in state.items()}
+      made.write_text(json.dumps(nested, indent=2) + '\n')

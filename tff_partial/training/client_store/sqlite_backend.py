@@ -165,16 +165,12 @@ class Versions:
     self._notes()
 
   def _claim(self, folder: pathlib.Path) -> None:
-    try:
+    what = f'Cannot write what clients remember to {folder}'
+    with files.writing(what, kind=ClientStoreError):
       folder.mkdir(parents=True, exist_ok=True)
       self._lock = files.locked(folder)
       # For its owner alone; SQLite's journals follow the file.
       os.close(os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as error:
-      raise ClientStoreError(
-        f'Cannot write what clients remember to {folder}: '
-        f'{files.first_line(error)} {files.choose_another(error)}'
-      ) from error
 
   def release(self) -> None:
     """Let other processes write; from now on this one only reads."""
