@@ -125,6 +125,12 @@ def expand(
     )
   except (flags.Error, OSError):
     return expanded  # absl reports the error when it parses the flags.
+  except UnicodeDecodeError as error:
+    named = ' '.join(each for each in expanded if 'flagfile' in each)
+    raise OptionError(
+      f'{named}: the file is not text in UTF-8 ({error.reason} at byte '
+      f'{error.start}). Name a file of flags, or save it as UTF-8.'
+    ) from None
   _refuse_options(expanded)
   for deciding in DECIDING:
     if places := _places(expanded, f'--{deciding}='):

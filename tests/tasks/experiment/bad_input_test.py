@@ -121,6 +121,7 @@ def test_missing_data(tmp_path, arguments, expected):
     (['--l2=nan'], ['--l2=nan', 'finite']),
     (['--dropout_rate=1.5'], ['--dropout_rate=1.5', 'at most 1']),
     (['--flagfile={here}/bad.flags'], ['Unknown command line flag', 'colour']),
+    (['--flagfile={here}/latin.flags'], ['latin.flags: the file is not text']),
     (['movielens'], ["['movielens']", '--']),
     (
       ['--update_optimizer=exact'],
@@ -143,6 +144,7 @@ def test_missing_data(tmp_path, arguments, expected):
 )
 def test_bad_flags(tmp_path, arguments, expected):
   (tmp_path / 'bad.flags').write_text('--rounds=3\n--colour=red\n')
+  (tmp_path / 'latin.flags').write_bytes(b'# Caf\xe9\n')
   outcome = run_here(
     'train',
     '--data=synthetic',
