@@ -75,9 +75,11 @@ def main(request: Request) -> None:
       number = checkpoints.newest_round(folder / programs.CHECKPOINTS_FOLDER)
       state = client_store.look_up(versions, request.client, number)
       if state is None:
+        at = f'at the checkpoint of round {number}, since it took part later'
         raise OptionError(
-          f'--client={request.client}: it remembers nothing at the checkpoint '
-          f'of round {number}, since it took part later. Let the run go on.'
+          f'--client={request.client}: it remembers nothing '
+          f'{at if number else "yet: no round has a checkpoint"}. Let the run '
+          'go on.'
         )
       if request.file is None:
         print(_table(request.client, state, number))

@@ -26,6 +26,7 @@ from tasks.options import option
 from tasks.options import Options
 import tff_partial
 from tff_partial import analysis
+from tff_partial.training import files
 
 if TYPE_CHECKING:
   from tasks.experiment.trainable import Trainable
@@ -96,6 +97,8 @@ def main(config: Config, output: Output, asked: Support) -> None:
 
   sizes = _sizes(asked)
   after = sizes[-1] if asked.after is None else asked.after
+  path = pathlib.Path(str(output.output_dir))
+  files.refuse_read_only(path)
   rows = []
   with reopened(config, output.output_dir) as (task, trainable, saved):
     new = {name: who for name, who in task.tests.items() if not who.seen}
@@ -133,8 +136,8 @@ def main(config: Config, output: Output, asked: Support) -> None:
         if name in found
       ]
   frame = pd.DataFrame(rows)
-  path = pathlib.Path(str(output.output_dir))
-  frame.to_csv(path / _FILE, index=False)
+  print(frame.pivot(index=_WHO, columns=_SUPPORT, values=metric).to_string())
+  files.write_whole(path / _FILE, frame.to_csv(index=False))
   analysis.curves.draw_over_support(
     {
       str(who): dict(zip(part[_SUPPORT], part[metric], strict=True))
@@ -143,7 +146,6 @@ def main(config: Config, output: Output, asked: Support) -> None:
     path / _PICTURE,
     metric=metric,
   )
-  print(frame.pivot(index=_WHO, columns=_SUPPORT, values=metric).to_string())
   print(f'Written to {path}: {_FILE}, {_PICTURE}.')
 
 

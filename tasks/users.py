@@ -33,6 +33,7 @@ from tasks.options import option
 from tasks.options import Options
 import tff_partial
 from tff_partial import analysis
+from tff_partial.training import files
 
 if TYPE_CHECKING:
   import numpy as np
@@ -131,6 +132,7 @@ def main(config: Config, output: Output, picture: Picture) -> None:
 
   confusion, embeddings = analysis.confusion, analysis.embeddings
   folder = pathlib.Path(str(output.output_dir))
+  files.refuse_read_only(folder)
   with reopened(config, output.output_dir) as (task, trainable, saved):
     if not task.attribute:
       raise OptionError(
@@ -139,9 +141,8 @@ def main(config: Config, output: Output, picture: Picture) -> None:
       )
     num_groups = trainable.process.model.num_groups
     frame = described(task, saved, num_groups, config.seed)
-    analysis.spreadsheets.escaped_frame(frame).to_csv(
-      folder / _FILE, index=False
-    )
+    escaped = analysis.spreadsheets.escaped_frame(frame)
+    files.write_whole(folder / _FILE, escaped.to_csv(index=False))
   paths = [folder, *map(pathlib.Path, picture.beside)]
   are_told_apart = len({path.name for path in paths}) == len(paths)
   frames = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from tasks.errors import OptionError
 from tasks.experiment.command_line import flags
 from tasks.experiment.runs.folder import Folder
 from tasks.searching import plan as plans
@@ -16,6 +17,7 @@ from tff_partial.analysis import run_folders
 from tff_partial.analysis import spreadsheets
 from tff_partial.analysis import tables
 from tff_partial.analysis.errors import AnalysisError
+from tff_partial.training import files
 
 TRIALS_FILE, REPORT_FILE = 'trials.csv', 'search.md'
 # The fewest finished trials from which importances are computed.
@@ -109,8 +111,9 @@ def report(folder: pathlib.Path, output: pathlib.Path) -> str:
   lines += ['', cost] if cost else []
   text = '\n'.join(lines)
   output.mkdir(parents=True, exist_ok=True)
-  spreadsheets.escaped_frame(table).to_csv(output / TRIALS_FILE, index=False)
-  (output / REPORT_FILE).write_text(text + '\n', encoding='utf-8')
+  csv = spreadsheets.escaped_frame(table).to_csv(index=False)
+  files.write_whole(output / TRIALS_FILE, csv)
+  files.write_whole(output / REPORT_FILE, text + '\n')
   return text
 
 
@@ -142,8 +145,11 @@ def _best(folder: pathlib.Path, study: Any) -> list[str]:
     '',
     f'It is in {path}.',
   ]
-  result = Folder(str(path)).read_result() or {'test': {}}
-  for name, measured in result['test'].items():
+  try:
+    result = Folder(str(path)).read_result() or {}
+  except OptionError as error:
+    return [*lines, '', f'WARNING: what its test clients measured: {error}']
+  for name, measured in result.get('test', {}).items():
     numbers = ', '.join(
       f'{metric} {float(value):.4g}'
       for metric, value in measured.items()

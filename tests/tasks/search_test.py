@@ -376,6 +376,12 @@ def test_the_report_has_the_best_and_what_mattered(tmp_path):
   for flag in ('--of=best', '--y=rmse'):
     outcome = run_here('report', f'--sweep_dir={tmp_path}', flag)
     commands.is_for_users(outcome, flag)
+  # Of a result that was cut off, the rest is reported.
+  cut = trials.folder(tmp_path, best.number) / 'result.json'
+  cut.write_text('{')
+  said = reporting.report(tmp_path, tmp_path)
+  assert f'--{_RATE}={best.params[_RATE]}' in said
+  assert f'WARNING: what its test clients measured: {cut}, line 1' in said
 
 
 def test_options_without_a_flag_are_named_as_they_are_set(tmp_path):

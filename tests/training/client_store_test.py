@@ -761,6 +761,13 @@ def test_the_command_shows_a_client(output):
   ]
 
 
+def test_before_the_first_checkpoint_nothing_is_shown(output):
+  shutil.rmtree(output / 'checkpoints')
+  commands.is_for_users(
+    _command(output, '--client=client 1'), 'nothing yet: no round has a check'
+  )
+
+
 @pytest.mark.parametrize('ending', ['json', 'npz'])
 def test_the_command_exports_a_client(output, tmp_path, ending):
   file = tmp_path / f'exported.{ending}'
