@@ -144,16 +144,14 @@ class Checkpoints:
         checkpoints are kept.
     """
     version = int(progress.round)
+    what = f'The checkpoint of round {version} cannot be written to'
     try:
-      self._loop.run(self._manager.save(progress, version))
-      files.for_owner_only(self._folder)
-    except (OSError, tf.errors.OpError) as error:
+      with files.writing(f'{what} {self._folder}', files.to_go_on):
+        self._loop.run(self._manager.save(progress, version))
+        files.for_owner_only(self._folder)
+    except RunError:
       self._remove_unfinished()
-      raise RunError(
-        f'The checkpoint of round {version} cannot be written to '
-        f'{self._folder}: {files.first_line(error)} The last whole one is '
-        'kept; make room and run the same command again to go on from it.'
-      ) from error
+      raise
 
   def latest(self, like: Progress) -> Progress | None:
     """Read the newest whole checkpoint, or return None if there is none.
@@ -229,6 +227,11 @@ def best_shared_weights(folder: pathlib.Path) -> dict[str, np.ndarray]:
     RunError: If there is no checkpoint of a measured round, or it is damaged.
   """
   newest = folder / f'{_PREFIX}{newest_round(folder)}'
+  if not newest.is_dir():
+    raise RunError(
+      f'{folder}: there is no checkpoint that can be read. Name the folder of '
+      'a trained run.'
+    )
   try:
     found = saved_variables.read_group(
       newest, 'best_weights', 'trainable', tiers.GLOBAL

@@ -17,7 +17,7 @@ def test_names_without_a_public_run_are_refused():
 
 
 def test_a_run_that_is_not_there_is_refused(tmp_path):
-  with pytest.raises(RunError, match='no checkpoint that can be read'):
+  with pytest.raises(RunError, match='no checkpoint that can be read. Name'):
     FirstWeights(public_run=str(tmp_path)).begin(None)
 
 
