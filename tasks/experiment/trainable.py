@@ -96,7 +96,11 @@ class Trainable:
     Raises:
       UserError: If nothing is saved there, or only of another run.
     """
-    return programs.load(self.process, output_dir, released=self._task.released)
+    # Of other data, those who are measured may have taken part.
+    clients, released = self.clients(), self._task.released
+    return programs.load(
+      self.process, output_dir, released=released, clients=clients
+    )
 
   def _form(self) -> str:
     """Return the user form that the algorithm trains by default."""

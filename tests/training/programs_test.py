@@ -205,10 +205,15 @@ def test_another_run_is_refused_and_what_differs_is_named(
   copy = tmp_path / 'copy'
   shutil.copytree(folder, copy)
   before = files(copy)
-  with pytest.raises(ProgramError, match=expected) as caught:
-    world.train(output_dir=copy, rounds=9, **settings(world))
-  assert str(copy) in str(caught.value)
-  assert files(copy) == before
+  given = settings(world)
+  attempts = [lambda: world.train(output_dir=copy, rounds=9, **given)]
+  if list(given) == ['clients']:
+    attempts.append(lambda: programs.load(world.process, copy, **given))
+  for attempt in attempts:
+    with pytest.raises(ProgramError, match=expected) as caught:
+      attempt()
+    assert str(copy) in str(caught.value)
+    assert files(copy) == before
 
 
 @pytest.mark.slow

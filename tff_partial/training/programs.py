@@ -231,6 +231,7 @@ def load(
   output_dir: str | os.PathLike[str],
   *,
   released: str = '',
+  clients: cohorts.ClientSource | None = None,
 ) -> Saved:
   """Read the weights and client states that `train` left in a folder.
 
@@ -239,10 +240,11 @@ def load(
     output_dir: The folder.
     released: Fingerprint of the release before the first round, as in
       `PrivacyLedger`; empty to not compare it.
+    clients: The training clients; None to not compare them.
 
   Raises:
     RunError: If there is no checkpoint, or it is from another process.
-    ProgramError: If the run released something else.
+    ProgramError: If the run released something else, or had other clients.
     ClientStoreError: If there is a client store that does not match.
   """
   _check_process(process)
@@ -260,26 +262,23 @@ def load(
     raise RunError(f'There is no checkpoint in {folder}. Train first.')
   run.go_on_from(found)
   settings = run.notes.settings
-  run_settings.check(
-    settings,
-    {
-      **settings,
-      **run_settings.of_process(process),
-      **({run_settings.RELEASED: released} if released else {}),
-    },
-    output_dir,
-  )
-  clients = os.path.join(output_dir, CLIENTS_FOLDER)
-  if not process.is_stateless and os.path.isdir(clients):
+  now = {**settings, **run_settings.of_process(process)}
+  if released:
+    now[run_settings.RELEASED] = released
+  if clients is not None:
+    now |= run_settings.of_clients(clients, settings['privacy'] != 'None')
+  run_settings.check(settings, now, output_dir)
+  stored = os.path.join(output_dir, CLIENTS_FOLDER)
+  if not process.is_stateless and os.path.isdir(stored):
     run.store = client_store_lib.ClientStore(
-      process.initialize_client, folder=clients, writable=False
+      process.initialize_client, folder=stored, writable=False
     )
   elif not process.is_stateless:
     logging.warning(
       '%s: there is no folder of what clients remember, so that all count as '
       'new, also those that took part. If the run had a store elsewhere, read '
       'that: `ClientStore(process.initialize_client, folder=...)`.',
-      clients,
+      stored,
     )
   return Saved(
     run.round,

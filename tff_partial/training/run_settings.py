@@ -39,7 +39,7 @@ def describe(loop: training_loop.TrainingLoop) -> dict[str, str]:
   """
   sampler, privacy = loop.sampler, loop.privacy
   validation, select_clients = loop.validation, loop.select_clients
-  sample = _CLIENTS_COMPARED if privacy is None else None
+  is_private = privacy is not None
   settings = {
     'seed': str(sampler.seed),
     'clients_per_round': str(sampler.clients_per_round),
@@ -49,7 +49,7 @@ def describe(loop: training_loop.TrainingLoop) -> dict[str, str]:
     'select': str(loop.select),
     'privacy': 'None',
     **of_process(loop.process),
-    **_described(loop.clients, sample),
+    **of_clients(loop.clients, is_private),
   }
   if select_clients is not None:
     settings['select_clients'] = getattr(
@@ -66,7 +66,7 @@ def describe(loop: training_loop.TrainingLoop) -> dict[str, str]:
   if validation is not None:
     described = {
       **of_evaluation(validation.evaluation),
-      **_described(validation.clients, sample),
+      **of_clients(validation.clients, is_private),
       'remembering': str(validation.remembering),
     }
   return {
@@ -117,11 +117,11 @@ def _numbers(value: Any, name: str = '') -> Iterator[str]:
       yield from _numbers(part, f'{name} {inner}')
 
 
-def _described(
-  clients: cohorts.ClientSource, sample: int | None
+def of_clients(
+  clients: cohorts.ClientSource, is_private: bool
 ) -> dict[str, str]:
   """Describe the clients of a source and their examples."""
-  ids = clients.client_ids
+  ids, sample = clients.client_ids, None if is_private else _CLIENTS_COMPARED
   digest = random_bits.derive('clients', *ids).tobytes().hex()
   return {
     'clients': f'{len(ids)} clients ({digest})',
