@@ -89,14 +89,11 @@ def test_what_cannot_be_measured_is_refused(folders, run, flag, said):
   assert said in outcome.errors
 
 
-def test_a_folder_that_can_only_be_read_is_refused_before(
-  tmp_path, monkeypatch
-):
+def test_a_read_only_folder_is_refused_before(tmp_path, monkeypatch):
   def refuse(dir):
     raise OSError(errno.EROFS, 'Read-only file system', str(dir))
 
   (tmp_path / 'flags.txt').write_text('--data=synthetic\n')
   monkeypatch.setattr(tempfile, 'TemporaryFile', refuse)
-  # There is nothing to be measured yet, either.
   outcome = commands.run_here('new_users', f'--output_dir={tmp_path}')
   commands.is_for_users(outcome, f'{tmp_path}: Read-only file system.')

@@ -123,13 +123,9 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def write_whole(
   path: pathlib.Path, text: str, *, is_secret: bool = False
 ) -> None:
-  """Replace a file atomically.
+  """Replace a file's text atomically.
 
-  Args:
-    path: The file.
-    text: Its new content.
-    is_secret: True if only its owner may read it. It is then flushed to the
-      disk before this returns.
+  A secret one is readable by its owner, and on the disk when this returns.
   """
   with replacing(path) as made:
     made.touch(0o600 if is_secret else 0o666)
