@@ -260,7 +260,11 @@ def main(sweep: Sweep, search: plans.Search) -> int:
   grid = [*sweep.grid, *sweep.tune, *first]
   todo = grids.planned(sweep.recipes, grid, _passed_on)
   rows = grids.rows(todo, grids.names_of([*sweep.tune, *first]))
-  again = grids.repeated([runs[0] for runs in rows.values()], sweep.repeat)
+  costliest = [
+    max(runs, key=lambda run: plans.epsilon(run.setting.get('target_epsilon')))
+    for runs in rows.values()
+  ]
+  again = grids.repeated(costliest, sweep.repeat)
   refused = _refused({**todo, **again}, [*grid, *_passed_on])
   failed = {name: why for name, why in refused.items() if name in todo}
   if (root / plans.JOURNAL).exists():
@@ -300,13 +304,9 @@ def _train_all(
   root: pathlib.Path,
   of: Collection[str] = (),
 ) -> None:
-  """Train the runs that are not refused, and note which fail.
+  """Train the runs that are not refused, and note which fail, in `failed`.
 
-  Args:
-    todo: The runs, by the names of their folders.
-    failed: The runs that failed or are refused, to which others are added.
-    root: The folder of the sweep.
-    of: The names of all its runs; by default of these.
+  `of` are the names of all runs of the sweep; by default of these.
   """
   planned_file = root / analysis.run_folders.PLANNED_FILE
   files.write_whole(planned_file, ''.join(f'{name}\n' for name in of or todo))

@@ -167,14 +167,9 @@ def rows(
 
 
 def repeated(runs: Iterable[Run], repeat: Sequence[str]) -> dict[str, Run]:
-  """Plan all repetitions of runs but the first, which they are.
+  """Plan repetitions of runs by the names of their folders, without the first.
 
-  Args:
-    runs: The runs.
-    repeat: Strings as for `settings`.
-
-  Returns:
-    The repetitions, by the names of their folders.
+  `repeat` has strings as for `settings`.
   """
   found = {}
   for run, values in itertools.product(runs, [*settings(repeat)][1:]):
@@ -198,18 +193,9 @@ def choose(
 ) -> list[Run]:
   """Choose the setting of each row by the validation clients.
 
-  Each run counts with the round that it chose. Prints the choices, and writes
-  them to `chosen.md` in the folder of the sweep.
-
-  Args:
-    root: The folder of the sweep.
-    of_rows: The runs of each row.
-    tuned: The flags whose values are chosen.
-    metric: A metric of the validation clients.
-    direction: 'minimize' or 'maximize'.
-
-  Returns:
-    The chosen runs; rows of which none is done are left out.
+  Each run counts with the round that it chose. Prints the choices of the values
+  of `tuned` flags, and writes them to `chosen.md` in the folder of the sweep.
+  Rows of which no run is done are left out.
 
   Raises:
     OptionError: If the runs chose no round, or have no such metric.
@@ -241,11 +227,7 @@ def choose(
 
 
 def _validation(folder: pathlib.Path, metric: str) -> dict[str, float] | None:
-  """Return what validation measured in the chosen round of a run that is done.
-
-  Returns:
-    The metric and the counts of clients; None if the run is not done.
-  """
+  """Return a metric of the chosen round of a done run, and clients' counts."""
   if not (folder / analysis.run_folders.RESULT_FILE).exists():
     return None
   (run,) = analysis.run_folders.find([folder])

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 from tasks.errors import OptionError
 from tasks.experiment.command_line import arguments as command_line
+from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
 from tasks.options import option
 from tasks.options import Options
+from tff_partial import analysis
 from tff_partial_programs import spelling
 
 # The file of a search's trials, in its folder.
@@ -142,12 +144,6 @@ class Plan:
 
   def settings(self) -> dict[str, Any]:
     """Return the settings that may not change when a search is resumed."""
-    changing = self.config.may_change()
-    fixed = {
-      name: str(value)
-      for name, value in self.config.flags().items()
-      if name not in changing
-    }
     return {
       'search': sorted(self.search.search),
       'metric': self.metric,
@@ -156,7 +152,11 @@ class Plan:
       'reduction': self.search.reduction,
       'rungs': list(self.rungs),
       'search_seed': self.search.search_seed,
-      **fixed,
+      **{
+        name: str(value)
+        for name, value in self.config.flags().items()
+        if name not in self.config.may_change()
+      },
     }
 
 
@@ -169,6 +169,12 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
   config = command_line.parse(arguments)
   known = [choice.flag for choice in config.choices()]
   space = _space(search.search, known)
+  # What makes trials private, at its costliest.
+  private = [
+    flags.argument(name, max(space[name][1], key=epsilon))
+    for name in space.keys() & {'target_epsilon', 'noise_multiplier'}
+  ]
+  config = command_line.parse([*arguments, *private])
   metric, direction = criterion(search)
   pruner = _pruner(search, config)
   return Plan(
@@ -187,6 +193,11 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
     arguments=tuple(arguments),
     config=config,
   )
+
+
+def epsilon(value: Any) -> float:
+  """Return a value of --target_epsilon as a number; 0 if it is none."""
+  return analysis.run_folders.order(str(value))[1]
 
 
 def _space(

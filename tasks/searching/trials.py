@@ -275,10 +275,5 @@ def has_failed(trial: Any) -> bool:
 
 
 def folder(root: pathlib.Path, number: int) -> pathlib.Path:
-  """Return the folder of a trial's run.
-
-  Args:
-    root: The folder of the sweep.
-    number: The trial's number, from 0.
-  """
+  """Return the folder of a trial's run in that of the sweep."""
   return root / f'trial_{number:04}'

@@ -230,9 +230,7 @@ def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
     ),
   ],
 )
-def test_a_ledger_counts_no_process_that_does_something_else(
-  averaging, expected
-):
+def test_a_ledger_counts_no_process_that_does_else(averaging, expected):
   world = _world(**averaging)
   with pytest.raises(PrivacyError, match=expected):
     _train(world, rounds=1)
@@ -335,9 +333,7 @@ def test_a_private_run_goes_on_with_the_same_secrets(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_private_run_does_not_begin_again_without_its_checkpoints(
-  world, tmp_path
-):
+def test_a_private_run_does_not_begin_without_checkpoints(world, tmp_path):
   settings = {'privacy': _ledger(), **_SETTINGS}
   world.killed(3, output_dir=tmp_path, **settings)
   shutil.rmtree(tmp_path / 'checkpoints')

@@ -315,9 +315,7 @@ def test_values_that_do_not_go_together_are_not_run(tmp_path):
     ('server_optimizer=choice:sgd,adm', 'adm'),
   ],
 )
-def test_impossible_values_are_found_before_the_first_trial(
-  tmp_path, text, said
-):
+def test_impossible_values_are_found_before_trials(tmp_path, text, said):
   # Only one of the two algorithms reads the other flag.
   others = 'penalty=log:0.1:1', 'algorithm=choice:fed_recon,ditto'
   trials.check(_plan(search=others))
@@ -428,13 +426,17 @@ def test_failed_and_unfinished_trials_cost_what_they_spent(tmp_path):
 
 def test_private_searches_are_warned_of(tmp_path, monkeypatch):
   monkeypatch.setattr(sweep, '_run', lambda *_: 130)
-  outcome = run_here(
-    'sweep',
-    *(f'--sweep_dir={tmp_path}', f'--search={_RATE}=log:0.1:1', '--trials=5'),
-    *('--', '--target_epsilon=8', '--data=synthetic'),
-  )
-  assert 'epsilon 8 at delta 1e-05, together up to epsilon 40' in outcome.output
-  commands.is_for_users(outcome, 'interrupted')
+  searched = f'{_RATE}=log:0.1:1', 'target_epsilon=choice:2,8,4'
+  for number, (text, given) in enumerate(zip(searched, '81', strict=True)):
+    outcome = run_here(
+      'sweep',
+      *(f'--sweep_dir={tmp_path / str(number)}', f'--search={text}'),
+      *('--trials=5', '--', f'--target_epsilon={given}', '--data=synthetic'),
+    )
+    assert '8 at delta 1e-05, together up to epsilon 40' in outcome.output
+    commands.is_for_users(outcome, 'interrupted')
+  noise = plans.Search(search=('noise_multiplier=log:0.1:1',))
+  assert plans.make(noise, ['--data=synthetic']).config.privacy.is_on
 
 
 def test_private_grids_are_warned_of(tmp_path, monkeypatch):
@@ -510,12 +512,10 @@ def test_a_grid_is_checked_before_its_first_run(tmp_path, monkeypatch):
   monkeypatch.setattr(sweep, '_run', trained)
   here = 'sweep', f'--sweep_dir={tmp_path}'
   outcome = run_here(*here, '--grid=batch_size=5,0,9', '--', '--data=synthetic')
-  assert outcome.output.startswith(
-    'WARNING: batch_size=0 is not run: --batch_size=0: '
-  )
-  assert [binary for binary, *_ in started] == ['tasks.train'] * 2 + [
-    'tasks.report'
-  ]
+  warning = 'WARNING: batch_size=0 is not run: --batch_size=0: '
+  assert outcome.output.startswith(warning)
+  binaries = [binary for binary, *_ in started]
+  assert binaries == ['tasks.train', 'tasks.train', 'tasks.report']
   commands.is_for_users(outcome, '2 of 3 runs failed')
   run_folders.write(tmp_path, 'batch_size=5')
   monkeypatch.undo()
@@ -542,9 +542,7 @@ def test_a_sweep_whose_report_fails_fails(tmp_path, monkeypatch):
   assert run_here('sweep', f'--sweep_dir={tmp_path}', *flags).status == 1
 
 
-def test_which_runs_failed_is_written_as_soon_as_it_is_known(
-  tmp_path, monkeypatch
-):
+def test_which_runs_failed_is_written_at_once(tmp_path, monkeypatch):
   file = tmp_path / 'failed.txt'
   file.write_text('batch_size=9\tof a sweep before\n')
   written = []

@@ -118,6 +118,10 @@ def test_a_repetition_that_fails_is_left_out_of_the_report(tmp_path, started):
 def test_private_repetitions_cost_too(tmp_path, started):
   outcome = _sweep(tmp_path, _RATES, _SEEDS, given=('--target_epsilon=8',))
   assert 'each of the 5 runs costs the same users epsilon 8' in outcome.output
+  # 1 + 8 + 2, and twice as much as the costliest, which may be the best.
+  targets = f'--tune={_RATE}+target_epsilon=1,8,2'
+  outcome = _sweep(tmp_path, targets, _SEEDS)
+  assert 'together up to epsilon 27 at delta 5e-05' in outcome.output
 
 
 @pytest.mark.parametrize(
