@@ -81,14 +81,21 @@ class Report(Options):
       self.refuse_set(('y',), 'name the flag to draw it over by --x.')
 
 
-def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
-  """Yield the total cost of private runs, for each task and data set."""
+def _spent(runs: Sequence[run_folders.RunFolder]) -> Iterator[str]:
+  """Yield the total cost of private runs, for each task and data set.
+
+  Those of a sweep or search, also chosen ones, cost as much as all that it ran.
+  """
+  from tasks.searching import plan as plans
   from tasks.searching import reporting
 
+  marks = analysis.run_folders.PLANNED_FILE, plans.JOURNAL
+  around = {run.folder.parent for run in runs}
+  tried = [f for f in around if any((f / mark).exists() for mark in marks)]
+  found = analysis.run_folders.find([*(run.folder for run in runs), *tried])
   costs = by_data(
     (run.setting('task'), data_name(run.flags) or run.data or '', cost)
-    for setting in settings
-    for run in setting.runs
+    for run in found
     if (cost := run.spent()) is not None
   )
   for of, same in costs.items():
@@ -140,7 +147,7 @@ def main(report: Report) -> None:
     title = [] if table.lost else ['', 'In no mean:', '']
     text = '\n'.join([text, *title, *map(tables.lost_line, absent)])
   print(text)
-  for line in (*_spent(settings), *_unlike(settings)):
+  for line in (*_spent(runs), *_unlike(settings)):
     print(line)
   folder.mkdir(parents=True, exist_ok=True)
   written = [folder / 'table.md', folder / 'table.csv']
