@@ -35,28 +35,20 @@ def communication(
     drafts. Where clients send rows, `upload_bytes_by_rows` is the mean over
     clients, for the rows that their examples look up and the rows' indices.
   """
-  weights_type = process.get_model_weights.type_signature.result
-  sent = {tier: weights_type.trainable[tier] for tier in process.sent}
-  loaded = [
-    _size(weights_type.trainable),
-    *map(_size, process.loaded_beside.values()),
-  ]
-  beside = {
-    name: kind
-    for name, kind in process.sent_beside.items()
-    if typed_values.num_bytes(kind) is not None
-  }
-  uploaded = [*map(_size, sent.values()), *map(_size, beside.values())]
+  weights_type = process.get_model_weights.type_signature.result.trainable
+  loaded = [_size(weights_type), *map(_size, process.loaded_beside.values())]
+  uploaded = uploads(process)
   counted: dict[str, Any] = {
     f'{way}_{what}': sum(size[place] for size in sizes)
-    for way, sizes in (('download', loaded), ('upload', uploaded))
+    for way, sizes in (('download', loaded), ('upload', uploaded.values()))
     for place, what in enumerate(('parameters', 'bytes'))
   }
-  others = sorted(process.sent_beside.keys() - beside.keys())
+  others = sorted(process.sent_beside.keys() - uploaded.keys())
   if others:
     counted['upload_not_counted'] = others
   if process.rows_of and process.work and len(clients):
-    tables = {name: sent[tiers.GLOBAL][name] for name in process.rows_of}
+    shared = weights_type[tiers.GLOBAL]
+    tables = {name: shared[name] for name in process.rows_of}
     whole = sum(_size(kind)[1] for kind in tables.values())
     frozen = process.model.frozen_weights()
     ids, rows = clients.client_ids, []
@@ -75,6 +67,17 @@ def communication(
       float(counted['upload_bytes'] - whole + np.mean(rows)), 1
     )
   return counted
+
+
+def uploads(process: processes.PartialProcess) -> dict[str, tuple[int, int]]:
+  """Return parameters and bytes of each part that a client uploads, by name."""
+  weights_type = process.get_model_weights.type_signature.result.trainable
+  kinds = {tier: weights_type[tier] for tier in process.sent}
+  return {
+    name: _size(kind)
+    for name, kind in {**kinds, **process.sent_beside}.items()
+    if typed_values.num_bytes(kind) is not None
+  }
 
 
 def _size(kind: tff.Type) -> tuple[int, int]:

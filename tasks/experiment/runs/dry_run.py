@@ -16,6 +16,7 @@ from tasks.experiment.trainable import Trainable
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.analysis.communication import communication
+from tff_partial.analysis.communication import uploads
 from tff_partial.training import callbacks
 from tff_partial.training import evaluation_sets
 from tff_partial.training import sampling
@@ -65,7 +66,8 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     yield _line('bytes', _bytes(counted, asked * rounds, joined * rounds))
     yield _line('privacy', _privacy(trainable, rounds))
     if trainable.ledger is not None:
-      norm = trainable.ledger.plan.noise_norm(counted['upload_parameters'])
+      sizes = {n: s for n, (s, _) in uploads(trainable.process).items()}
+      norm = trainable.ledger.plan.noise_norm(sizes)
       warning = norm.warning and f'. WARNING: {norm.warning}'
       yield _line('noise', f'{norm}{warning}')
     if releasing.is_due(config, folder):

@@ -63,8 +63,10 @@ def test_a_plan_says_what_a_run_would_do(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_plan_of_a_private_run_says_its_epsilon():
-  plan = _plan('--target_epsilon=8', '--noise_seed=0')
+@pytest.mark.parametrize('parts', ['', 'global'])
+def test_a_plan_of_a_private_run_says_its_epsilon(parts):
+  own = '--target_epsilon=8', '--noise_seed=0', f'--set=clip_parts={parts}'
+  plan = _plan(*own)
   assert 'folder' not in plan
   (epsilon,) = re.findall(r'^epsilon ([\d.]+) at delta 1e-05', plan['privacy'])
   assert 7.9 < float(epsilon) <= 8.0
