@@ -162,15 +162,12 @@ def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> int:
 
 
 def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
-  """Warn of the total cost of private runs to users who are in all of them.
+  """Return warnings of what private runs cost, by task and data set, if any.
 
   Args:
     configs: The experiments, private or not.
     runs: The word for the runs, such as 'trials'.
     what: The word for what trains them, such as 'search'.
-
-  Returns:
-    A line for each task and data set with private runs.
   """
   costs = by_data(
     (config.task.name, data_name(config.flags()), config.privacy)

@@ -246,9 +246,7 @@ def test_the_best_setting_by_validation_is_repeated(tmp_path, caplog) -> None:
     ({'upload_bytes_by_rows': 2.5, 'upload_not_counted': ['d']}, np.nan),
   ],
 )
-def test_bytes_are_of_what_is_sent_and_counted(
-  monkeypatch, counted, up
-) -> None:
+def test_bytes_are_of_what_is_counted(monkeypatch, counted, up) -> None:
   sent = {'download_bytes': 8, 'upload_bytes': 4, **counted}
   monkeypatch.setattr(comparing, 'communication', lambda *_: sent)
   result = mock.MagicMock(history=[{'seconds_round': 1.0}])

@@ -233,9 +233,7 @@ def test_sigkill_leaves_server_and_clients_in_step(world, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
-  tmp_path,
-):
+def test_a_private_round_is_not_repeated_without_its_clients(tmp_path):
   plan = privacy_plans.plan(
     clipping_lib.FixedClip(0.5),
     noise_multiplier=1.0,
@@ -367,9 +365,7 @@ def test_seen_users_know_more_than_new_ones(world, caplog):
   assert '1 of 12 clients never took part in training' in caplog.text
 
 
-def test_an_exam_reads_what_is_remembered_shard_by_shard(
-  world, whole, monkeypatch
-):
+def test_an_exam_reads_memory_shard_by_shard(world, whole, monkeypatch):
   result, _ = whole
   exam = world.validation
   expected = programs.evaluate(

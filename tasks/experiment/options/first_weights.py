@@ -69,6 +69,7 @@ class FirstWeights(Options):
     self, model: models.PartialModel, folder: str
   ) -> models.PartialModel:
     """Freeze the shared weights that a public run has, too."""
+    from tff_partial.model import selectors
     from tff_partial.training import checkpoints
     from tff_partial.training import resuming
 
@@ -76,18 +77,18 @@ class FirstWeights(Options):
       pathlib.Path(folder) / resuming.CHECKPOINTS_FOLDER
     )
     shared = model.trainable(tff_partial.tiers.GLOBAL)
+    flag, names = '--set=public_weights', self.public_weights
+    named = selectors.names_of(model.spec, names, flag)
     kept = {
       v.name: public[v.name]
       for v in shared
-      if v.name in public
-      and v.fits(public[v.name].shape)
-      and any(re.fullmatch(name, v.name) for name in self.public_weights)
+      if v.name in named & set(public) and v.fits(public[v.name].shape)
     }
     if not kept:
       raise OptionError(
         f'--set=public_run={folder}: its model shares {sorted(public)}. Of '
         'these, this model has none of the same shape among those of '
-        f'--set=public_weights={",".join(self.public_weights)}.'
+        f'{flag}={",".join(names)}.'
       )
     begun = model.with_variables(
       model.variables, dict, model.tier_of, {**model.given_values, **kept}

@@ -34,9 +34,7 @@ def test_a_device_without_a_finite_prediction_is_not_called_alike(monkeypatch):
 @pytest.mark.parametrize(
   'build', [algorithms.build_fed_recon_eval, algorithms.build_furl_eval]
 )
-def test_a_device_starts_from_the_first_weights_of_the_simulation(
-  build, tmp_path
-):
+def test_a_device_starts_from_the_simulations_first_weights(build, tmp_path):
   model = planted.factorization()
   step = tff_partial.Phase(batch_size=2)
   evaluation = build(model, personalise=step, split=tff_partial.splits.same())

@@ -7,6 +7,10 @@ from tasks.experiment.options.first_weights import FirstWeights
 from tests.support.commands import result
 from tests.support.commands import run_well
 from tests.support.commands import train_small
+from tests.support.stacks import linear
+from tests.support.stacks import stack
+import tff_partial
+from tff_partial.errors import UserError
 from tff_partial.training import checkpoints
 from tff_partial.training.errors import RunError
 
@@ -19,6 +23,15 @@ def test_names_without_a_public_run_are_refused():
 def test_a_run_that_is_not_there_is_refused(tmp_path):
   with pytest.raises(RunError, match='no checkpoint that can be read. Name'):
     FirstWeights(public_run=str(tmp_path)).begin(None)
+
+
+@pytest.mark.parametrize('wrong', ['(', 'haed/.*'])
+def test_names_of_no_weights_are_refused(monkeypatch, wrong):
+  monkeypatch.setattr(checkpoints, 'best_shared_weights', lambda _: {})
+  model = tff_partial.from_keras(stack(1, linear(name='head')), loss='mse')
+  how = FirstWeights(public_run='', public_weights=(wrong, 'head/.*'))
+  with pytest.raises(UserError, match='public_weights=.*(is not a|matches no)'):
+    how.begin(model)
 
 
 @pytest.mark.slow

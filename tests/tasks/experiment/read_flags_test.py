@@ -255,9 +255,7 @@ def test_a_line_of_a_recipe_that_is_no_flag_is_refused(tmp_path):
     ),
   ],
 )
-def test_a_flag_leaves_what_has_no_use_beside_it(
-  recipe, flag, value, left, given, usual
-):
+def test_a_flag_leaves_what_has_no_use(recipe, flag, value, left, given, usual):
   read = operator.attrgetter(left)
   assert read(from_recipe(recipe)) == given
   parsed = parse([f'--recipe={recipe}', f'--{flag}={value}'])

@@ -321,9 +321,7 @@ def test_downloads_go_to_the_tasks_own_folder(tmp_path, monkeypatch, data_set):
 
 @pytest.mark.parametrize('there', ['ml-100k', 'movielens/ml-100k'])
 @pytest.mark.parametrize('name', ['', 'ml-100k'])
-def test_data_that_are_there_are_not_fetched(
-  tmp_path, monkeypatch, there, name
-):
+def test_present_data_are_not_fetched(tmp_path, monkeypatch, there, name):
   monkeypatch.setattr(movielens_data, 'download', pytest.fail)
   (tmp_path / there).mkdir(parents=True)
   (tmp_path / there / 'u.data').touch()
