@@ -22,11 +22,7 @@ from tff_partial.training import files
 TRIALS_FILE, REPORT_FILE = 'trials.csv', 'search.md'
 # The fewest finished trials from which importances are computed.
 _ENOUGH = 4
-_STATES = {
-  'COMPLETE': 'finished',
-  'PRUNED': 'ended early',
-  'RUNNING': 'unfinished',
-}
+_STATES = {'COMPLETE': 'finished', 'PRUNED': 'ended early'}
 
 
 def frame(study: Any) -> pd.DataFrame:
@@ -41,12 +37,11 @@ def frame(study: Any) -> pd.DataFrame:
   for trial in study.trials:
     values = trial.intermediate_values
     last = max(values, default=0)
+    state = _STATES.get(trial.state.name, 'unfinished')
     if trial.user_attrs.get(trials.WHY) == trials.DIVERGED:
       state = 'diverged'
     elif trials.has_failed(trial):
       state = 'failed'
-    else:
-      state = _STATES[trial.state.name]
     row = {
       'trial': trial.number,
       'state': state,
