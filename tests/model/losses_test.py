@@ -233,7 +233,7 @@ class _Configured(tf.keras.metrics.Sum):
 class _Defaulted(_Configured):
   """Does not say either, but can be made without."""
 
-  def __init__(self, distance=1.0, name='defaulted', dtype=None):
+  def __init__(self, distance=tf.abs, name='defaulted', dtype=None):
     super().__init__(distance, name, dtype)
 
 
@@ -314,9 +314,9 @@ class _AssignsInside(tf.keras.metrics.Sum):
       r"Metric 'configured' \(_Configured\) cannot be copied from its "
       r'configuration: .*metrics=lambda: \[...\]',
     ),
-    (
-      {'metrics': [_Defaulted(0.5)]},
-      r"Metric 'defaulted' .* configuration: Its 'distance' is not in",
+    *(
+      ({'metrics': [_Defaulted(given)]}, "'defaulted' .* Its 'distance' is not")
+      for given in (0.5, tf.square)
     ),
     (
       {'metrics': [lambda labels, predictions: tf.reduce_mean(predictions)]},

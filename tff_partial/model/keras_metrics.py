@@ -7,6 +7,8 @@ over clients.
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import itertools
+import types
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,7 +41,7 @@ LOSS = 'loss'
 REGULARIZATION = 'regularization'
 COUNTS = ('num_examples', 'num_clients', 'num_not_finite')
 # Types of a metric's settings.
-_PLAIN = (bool, int, float, str, np.generic, np.ndarray)
+_PLAIN = (type(None), bool, int, float, str, np.generic, np.ndarray)
 # Keras's metrics that compare predictions with thresholds.
 _THRESHOLDED = (
   tf.keras.metrics.AUC,
@@ -78,9 +80,18 @@ def _check_settings(given: Any, copied: Any) -> None:
   """Raise an error if a setting of a metric is not in its configuration."""
   for name in sorted(set(vars(given)) - set(vars(tf.keras.metrics.Mean()))):
     values = [tf.nest.flatten(getattr(m, name, None)) for m in (given, copied)]
-    if all(isinstance(value, _PLAIN) for value in values[0]):
-      if list(map(repr, values[0])) != list(map(repr, values[1])):
-        raise ValueError(f'Its {name!r} is not in `get_config`.')
+    if not all(itertools.starmap(_alike, itertools.zip_longest(*values))):
+      raise ValueError(f'Its {name!r} is not in `get_config`.')
+
+
+def _alike(one: Any, other: Any) -> bool:
+  """Return False if two settings differ; objects are not compared."""
+  if isinstance(one, types.FunctionType) and one is not other:
+    held = [getattr(f, '__closure__', None) or () for f in (one, other)]
+    inner = ([cell.cell_contents for cell in cells] for cells in held)
+    is_same = one.__code__ is getattr(other, '__code__', None)
+    return is_same and all(map(_alike, *inner))
+  return not isinstance(one, _PLAIN) or repr(one) == repr(other)
 
 
 class PureMetrics:
