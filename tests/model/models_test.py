@@ -414,12 +414,13 @@ def test_a_backbone_gives_the_values_of_its_names():
   kernels = [whole.get_layer(name).kernel for name in ('body', 'head')]
   np.testing.assert_array_equal(found['body/kernel'], kernels[0])
   assert np.any(found['head/kernel'] != kernels[1])
-  with pytest.raises(
-    models.ModelError, match='cannot be loaded: .*Give a file'
+  head = stack(2, dense(2, name='head'))
+  for given, message in (
+    ('there/is/none.keras', 'cannot be loaded: .*Give a file'),
+    (stack(2, head, head)(), "head/kernel', .* counterpart each"),
   ):
-    keras_models.from_keras(
-      _two_layers, loss=_MSE, initial_weights='there/is/none.keras'
-    )
+    with pytest.raises(models.ModelError, match=message):
+      keras_models.from_keras(_two_layers, loss=_MSE, initial_weights=given)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ place of a model its path will do: a file `.keras`, the folder of a SavedModel,
 or a file `.weights.h5` of the whole model's weights.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 import os
 from typing import Any
@@ -89,11 +90,16 @@ def _values(spec: KerasSpec, trained: Any) -> dict[str, np.ndarray]:
     pairs = list(zip(wanted, given, strict=True))
   else:
     pairs = [(_named(wanted, value), value) for value in given]
-  missing = [(_name(value), tuple(value.shape)) for v, value in pairs if not v]
+  taken = collections.Counter(v.name for v, _ in pairs if v)
+  missing = [
+    (_name(value), tuple(value.shape))
+    for v, value in pairs
+    if not v or taken[v.name] > 1
+  ]
   if missing or not pairs:
     raise ModelError(
       '`initial_weights` is neither the model nor a part of it: its variables '
-      f'{missing} have no counterpart of the same name and shape among '
+      f'{missing} have no counterpart each of the same name and shape among '
       f'{[(v.name, v.shape) for v in wanted]}.'
     )
   return {
