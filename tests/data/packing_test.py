@@ -242,10 +242,13 @@ def test_a_frame_may_hold_several_inputs_labels_and_weights():
       r"Column 'item': row 0 \(client 'ann'\) holds 0, which is not in the "
       'vocabulary of 2 ids, like 16 more. .*unseen=True',
     ),
+    ({'client_id': 'large'}, "Column 'large': 9007199254740992.0 may stand"),
+    ({'inputs': 'large', 'encode': 'large'}, "'large': 90071.* may stand"),
   ],
 )
 def test_columns_that_do_not_fit_are_refused(options, message):
-  frame = _frame().assign(when_as_date=pd.Timestamp('2001-02-03'))
+  date = pd.Timestamp('2001-02-03')
+  frame = _frame().assign(when_as_date=date, large=2.0**53)
   with pytest.raises(ClientDataError, match=message):
     _from_frame(frame, **options)
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tff_partial.data import examples
 from tff_partial.data import lengths
 from tff_partial.data.vocabularies import as_text
+from tff_partial.data.vocabularies import check_told_apart
 from tff_partial.data.vocabularies import Vocabulary
 from tff_partial.data.vocabularies import VocabularyError
 
@@ -137,13 +138,16 @@ class FrameTable:
     try:
       codes, ids = self._frame[self._client_id].factorize(sort=True)
       # A column that lacked values has floats.
-      return codes, [*map(as_text, ids)]
+      names = [*map(as_text, ids)]
     except (TypeError, ValueError) as error:
       raise examples.ClientDataError(
         f'Column {self._client_id!r} holds values that can be no names of '
         'clients, such as lists or integers of thousands of digits. Give texts '
         'or numbers.'
       ) from error
+    with _of_column(self._client_id):
+      check_told_apart(ids)
+    return codes, names
 
   def vocabularies(
     self,

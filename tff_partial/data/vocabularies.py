@@ -31,6 +31,16 @@ def is_missing(value: Any) -> bool:
   return bool(value != value)
 
 
+def check_told_apart(values: Iterable[Any]) -> None:
+  """Refuse floats so large that each stands for several integers."""
+  for value in values:
+    if isinstance(value, float) and abs(value) >= 2**53:
+      raise VocabularyError(
+        f'{value!r:.40} may stand for several integers: columns that lack '
+        'values are read as floats. Read this one as text, `dtype=str`.'
+      )
+
+
 def _no_value(error: TypeError) -> VocabularyError:
   """Make the error for values that cannot be numbered, such as lists."""
   return VocabularyError(
@@ -86,6 +96,7 @@ class Vocabulary:
         'A vocabulary takes values of which none is missing, at least one. '
         'Drop or fill missing values first.'
       )
+    check_told_apart(distinct)
     try:
       self.values = tuple(sorted(distinct))
     except TypeError:
@@ -129,6 +140,7 @@ class Vocabulary:
         where they are texts, such as bytes or dates, and for lists.
     """
     values, other = list(values), 0 if self.unseen else -1
+    check_told_apart(values)
     try:
       ids = np.array([self._id_of.get(v, other) for v in values], np.int64)
     except TypeError as error:
@@ -287,11 +299,8 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
   described = {}
   for column, vocabulary in vocabularies.items():
     spelling.check_kind(
-      f'vocabularies[{column!r}]',
-      vocabulary,
-      Vocabulary,
-      'a `Vocabulary(values)`',
-      VocabularyError,
+      *(f'vocabularies[{column!r}]', vocabulary, Vocabulary),
+      *('a `Vocabulary(values)`', VocabularyError),
     )
     try:
       described[str(column)] = vocabulary.to_json()
