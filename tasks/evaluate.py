@@ -156,6 +156,11 @@ def main(config: Config, output: Output, chosen: Chosen) -> None:
       _serve_user(task, trainable, saved, number, chosen, config.seed)
       return
     evaluation_set = trainable.evaluation_set(_whom(task, chosen.part))
+    if evaluation_set.remembering and saved.best_client_store is None:
+      raise OptionError(
+        f'--part={chosen.part}: what these clients remember is not in '
+        f'{output.output_dir}/clients. Put the folder back, or train again.'
+      )
     measured: dict[str, Any] = measuring.evaluate(
       task,
       evaluation_set,

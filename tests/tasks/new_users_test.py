@@ -1,6 +1,7 @@
 """`tasks.new_users`: metrics against the number of a user's examples."""
 
 import errno
+import pathlib
 import tempfile
 
 import pandas as pd
@@ -57,6 +58,15 @@ def test_authors_are_measured_beside_who_knows_labels_alone(folders):
   # Examples change what the model says.
   losses = frame[frame['who'] == 'new']['loss']
   assert losses.nunique() == 3
+
+
+@pytest.mark.slow
+def test_authors_whose_vectors_are_gone_are_not_measured(folders):
+  folder = pathlib.Path(folders['documents'].partition('=')[2])
+  held = (folder / 'clients').rename(folder / 'held')
+  outcome = commands.run_here('evaluate', folders['documents'], '--part=train')
+  held.rename(folder / 'clients')
+  commands.is_for_users(outcome, '--part=train:', f'{folder}/clients')
 
 
 @pytest.mark.slow

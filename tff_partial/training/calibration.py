@@ -92,8 +92,8 @@ def histograms(
   is_known = isinstance(spec, Mapping) and rating_posteriors.VARIANCE in spec
   if not (is_known and isinstance(last, phases.Phase)):
     raise CalibrationError(
-      f'calibrate: the model predicts {spec} and no variance. Take an '
-      'evaluation of `algorithms.build_fed_als_eval`.'
+      'calibrate: the model predicts no variances. Train one of '
+      '`algorithms.build_fed_als` (--algorithm=fed_als).'
     )
   measured = evaluation_lib.build_evaluation(
     model.with_replaced_predictions(
