@@ -257,7 +257,7 @@ def _lines(text: str) -> list[str]:
 
 def test_ten_methods_are_those_of_the_page_in_fewer_than_40_lines():
   page = (ROOT / 'docs/compare.md').read_text(encoding='utf-8')
-  (block,) = re.findall(r'```python\n(.*?)```', page, re.S)
+  block, _ = re.findall(r'```python\n(.*?)```', page, re.S)
   code = _code(ROOT / 'notebooks/ten_methods.ipynb')
   cells = 'library', 'data', 'model', 'methods', 'table'
   assert _lines(block) == _lines('\n'.join(code[name] for name in cells))
