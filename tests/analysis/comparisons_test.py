@@ -189,7 +189,7 @@ def test_methods_are_trained_and_tested(tmp_path, caplog) -> None:
   assert '40 by FedAvg, 24 by Ditto (own)' in caplog.text
 
 
-def _at(rate, *made):
+def _at(rate, made):
   """FedAvg at a rate, that notes its seeds."""
 
   def build(model, training):
@@ -199,8 +199,7 @@ def _at(rate, *made):
   of_seed = _method(build, algorithms.build_fed_avg_eval)
 
   def noted(seed):
-    for seeds in made:
-      seeds.append(seed)
+    made.append(seed)
     return of_seed(seed)
 
   return noted
@@ -211,7 +210,7 @@ def test_the_best_setting_by_validation_is_repeated(tmp_path, caplog) -> None:
   """Labels of the tests are negated: there the worst setting has least loss."""
   seeds: dict[float, list[int]] = {0.001: [], 0.1: [], 1e4: []}
   methods = {
-    'FedAvg': _at(0.001),
+    'FedAvg': _at(0.001, []),
     'tuned': {f'rate {rate}': _at(rate, seeds[rate]) for rate in seeds},
   }
 

@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_is_refused(folders, run, flag, said):
 
 def test_a_read_only_folder_is_refused_before(tmp_path, monkeypatch):
   def refuse(dir):
-    raise OSError(errno.EROFS, 'Read-only file system', str(dir))
+    raise OSError(errno.EROFS, 'Read-only file system', f'{dir}/tmp0')
 
   (tmp_path / 'flags.txt').write_text('--data=synthetic\n')
   monkeypatch.setattr(tempfile, 'TemporaryFile', refuse)

@@ -53,8 +53,10 @@ def locked(folder: pathlib.Path) -> int:
 
 def refuse_read_only(folder: pathlib.Path) -> None:
   """Raise an error of the file system if a folder cannot be written."""
-  with tempfile.TemporaryFile(dir=folder):
-    pass
+  try:
+    tempfile.TemporaryFile(dir=folder).close()
+  except OSError as error:  # It names the file that was tried.
+    raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 def choose_another(error: BaseException, place: str = 'folder') -> str:
@@ -65,10 +67,8 @@ def choose_another(error: BaseException, place: str = 'folder') -> str:
 def to_go_on(error: BaseException) -> str:
   """Return what to do where a run can write no more."""
   first = 'make room' if _is_full(error) else 'mend that'
-  return (
-    f'To go on from the last checkpoint, {first} and run the same command '
-    'again.'
-  )
+  again = f'{first} and run the same command again.'
+  return f'To go on from the last checkpoint, {again}'
 
 
 def _is_full(error: BaseException) -> bool:
