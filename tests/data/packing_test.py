@@ -205,7 +205,7 @@ def test_a_frame_may_hold_several_inputs_labels_and_weights():
     (
       {'inputs': 'movie', 'weight': 'trust'},
       r"has no columns \['movie', 'trust'\]; it has "
-      r"\['user', 'item', 'rating', 'when', 'when_as_date'\]",
+      r"\['user', 'item', 'rating', 'when', 'when_as_date', 'large'\]",
     ),
     ({'weight': np.ones(3)}, 'name of a column, found a ndarray'),
     ({'weight': pd.Series([1.0])}, 'name of a column, found a Series'),
