@@ -143,7 +143,7 @@ def add(
   frame = read(name, pages)
   frame = frame.set_index(frame.columns[0], verify_integrity=True)
   for column, metric in pairs:
-    scale, digits = (100, 1) if '%' in column else (1, 3)
+    scale, digits = (100, 1) if ', %' in column else (1, 3)
     mean = values[metric].mean() * scale
     deviation = values[metric].std() * scale
     frame.loc[row, column] = f'{mean:.{digits}f}'
