@@ -92,7 +92,6 @@ def _attacked(
 
 
 def main(config: Config, output: Output, audit: Audit) -> None:
-  """Train with canaries, guess them, and report what that proves."""
   from tasks.experiment.runs import releasing
   from tasks.experiment.runs.running import executing
   from tasks.experiment.runs.running import load

@@ -46,7 +46,6 @@ class Request(Options):
 
 
 def main(request: Request) -> None:
-  """Show, export or delete the state of one client."""
   if not (request.output_dir and request.client):
     missing = 'client' if request.output_dir else 'output_dir'
     raise OptionError(f'--{missing}: name the run and the client.')

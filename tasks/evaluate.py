@@ -79,7 +79,6 @@ class Chosen(Options):
 
 
 def _whom(task: tasks_lib.Task, part: str) -> tasks_lib.EvaluationClients:
-  """Find the clients to evaluate."""
   first, *_ = task.tests.values()
   known = {
     tasks_lib.TRAIN: tasks_lib.EvaluationClients(tasks_lib.TRAIN, True),

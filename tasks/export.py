@@ -49,7 +49,6 @@ class Export(Options):
 
 
 def main(config: Config, output: Output, chosen: Export) -> None:
-  """Export the best weights of a run, and compare with the simulation."""
   from tasks.experiment.runs import devices
   from tasks.experiment.runs.running import reopened
 

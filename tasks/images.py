@@ -47,7 +47,6 @@ class Images:
 
   @property
   def shape(self) -> tuple[int, int]:
-    """Height and width in pixels."""
     height, width = self.pixels.shape[1:]
     return height, width
 

@@ -90,7 +90,6 @@ def _advice(task: Options) -> str:
 
 
 def main(config: Config, output: Output, asked: Support) -> None:
-  """Write the table and the figure."""
   import pandas as pd
 
   from tasks.experiment.runs.running import reopened

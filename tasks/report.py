@@ -120,7 +120,6 @@ def _unlike(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
 
 
 def main(report: Report) -> None:
-  """Print the table, and write it with the figures."""
   if not report.sweep_dir:
     raise OptionError('--sweep_dir: name a folder of runs.')
   from tasks.searching import plan as plans

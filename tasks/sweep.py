@@ -233,7 +233,6 @@ def _note_failed(root: pathlib.Path, failed: Mapping[str, str]) -> None:
 
 
 def main(sweep: Sweep, search: plans.Search) -> int:
-  """Run the search, or the runs of the grid."""
   if not sweep.sweep_dir:
     raise OptionError('--sweep_dir: name a folder for the runs.')
   root = pathlib.Path(sweep.sweep_dir)

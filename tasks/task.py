@@ -376,12 +376,10 @@ class MeasuredByProtocol(Task):
 
   @property
   def validation(self) -> EvaluationClients:
-    """The clients that choose the best round."""
     return self._evaluation_clients(VALIDATION)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """The test clients, by the names of their results."""
     return {self.protocol: self._evaluation_clients(TEST)}
 
   def _evaluation_clients(self, part: str) -> EvaluationClients:

@@ -19,7 +19,6 @@ from tasks.experiment.options.loop import Output
 
 
 def main(config: Config, output: Output, plan: DryRun) -> None:
-  """Trains, measures the test clients, and prints the result; or plans it."""
   if not (plan.dry_run or output.output_dir):
     raise OptionError('--output_dir: name a folder for what the run writes.')
   print(_announced(config, output, plan), flush=True)

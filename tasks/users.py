@@ -127,7 +127,6 @@ def _read(folder: pathlib.Path) -> pd.DataFrame:
 
 
 def main(config: Config, output: Output, picture: Picture) -> None:
-  """Write the table and the figures."""
   from tasks.experiment.runs.running import reopened
 
   confusion, embeddings = analysis.confusion, analysis.embeddings

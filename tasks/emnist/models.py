@@ -123,7 +123,6 @@ class LogitsAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
   def update_state(
     self, y_true: tf.Tensor, y_pred: Any, sample_weight: tf.Tensor | None = None
   ) -> Any:
-    """Add a batch of labels `[batch]`."""
     return super().update_state(y_true, y_pred[LOGITS], sample_weight)
 
 
@@ -133,5 +132,4 @@ def classification_loss() -> tf.keras.losses.Loss:
 
 
 def build_classification_metrics() -> list[tf.keras.metrics.Metric]:
-  """Build the metric `accuracy`."""
   return [tf.keras.metrics.SparseCategoricalAccuracy('accuracy')]

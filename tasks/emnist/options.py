@@ -22,8 +22,6 @@ MODELS = (LINEAR, DENSE, CNN, FED_AVG_CNN)
 
 @dataclasses.dataclass(frozen=True)
 class EmnistOptions(TaskOptions):
-  """Options of the task."""
-
   name: ClassVar[str] = NAME
   loader: ClassVar[str] = 'tasks.emnist.task:load'
   title: ClassVar[str] = 'Task emnist'

@@ -233,7 +233,6 @@ class Config(Options):
     return frozenset() if personalises else frozenset(of_local)
 
   def leaks(self) -> Iterator[Leak]:
-    """Yield the settings that a private run may not have."""
     yield from self.server.leaks()
     yield from self.how.leaks(self.hyperparameters)
     yield from self.task.leaks()
@@ -245,7 +244,6 @@ class Config(Options):
 
   @property
   def how(self) -> building.Algorithm:
-    """The algorithm."""
     return algorithms.ALGORITHMS[self.algorithm]
 
   def choices(self) -> Iterator[Choice]:
@@ -293,7 +291,6 @@ class Config(Options):
     return super().with_flags(others)
 
   def may_change(self) -> set[str]:
-    """Return the flags that may change when a run is resumed."""
     # More rounds would need more noise from the first round on.
     is_planned = self.privacy.target_epsilon is not None
     return super().may_change() - ({'rounds'} if is_planned else set())

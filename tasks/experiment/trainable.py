@@ -110,7 +110,6 @@ class Trainable:
     return form
 
   def clients(self) -> tasks_lib.Clients:
-    """Pack the training clients."""
     spec = self.process.example_spec
     clients = self._task.clients(tasks_lib.TRAIN, spec)
     return centralized.pool(clients) if self._algorithm.is_central else clients

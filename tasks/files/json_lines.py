@@ -44,7 +44,6 @@ class Field:
 
 
 def text(value: Any) -> str:
-  """Parse a text."""
   if not isinstance(value, str):
     raise ValueError('a text')
   return value

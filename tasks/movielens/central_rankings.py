@@ -125,7 +125,6 @@ def compare(task: ranking.MovieLensRanking) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-  """Read the arguments and print the metrics."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   add = parser.add_argument
   add('--data_set', default='ml-1m', help='edition of MovieLens')

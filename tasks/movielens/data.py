@@ -162,7 +162,6 @@ def download(
 
 
 def describe(frame: pd.DataFrame) -> dict[str, int]:
-  """Count ratings, users and items; the keys are these names."""
   return {
     'ratings': len(frame),
     'users': int(frame['user_id'].nunique()),

@@ -100,7 +100,6 @@ class File:
     return frame.reset_index(drop=True)
 
   def _values(self, table: tables.TextTable, column: str) -> pd.Series:
-    """Parse a column."""
     if column in _NUMBERS:
       return table.values(
         column,

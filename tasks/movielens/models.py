@@ -172,8 +172,6 @@ class UserBias(_OwnWeight):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class AbsoluteError(tf.keras.metrics.Mean):
-  """Mean absolute error of ratings."""
-
   def __init__(
     self, scale: Scale | None = None, name: str = 'mae', **kwargs: Any
   ):
@@ -182,7 +180,6 @@ class AbsoluteError(tf.keras.metrics.Mean):
     self.scale = None if scale is None else (scale[0], scale[1])
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
-    """Return the values to average, `[batch]`: the distances."""
     return distance
 
   def update_state(
@@ -213,7 +210,6 @@ class RatingError(AbsoluteError):
     super().__init__(scale, name, **kwargs)
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
-    """Return the squared distances."""
     return tf.square(distance)
 
   def result(self) -> tf.Tensor:

@@ -46,7 +46,6 @@ class FactorizationOptions(TaskOptions):
       )
 
   def leaks(self) -> Iterator[Leak]:
-    """Yield the options that a private run may not use."""
     if self.centred:
       yield Leak(
         'centred',
@@ -72,8 +71,6 @@ class MovieLensOptions(FactorizationOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RankingOptions(TaskOptions):
-  """Options of the ranking task."""
-
   name: ClassVar[str] = 'movielens_ranking'
   loader: ClassVar[str] = 'tasks.movielens.ranking:load'
   title: ClassVar[str] = 'Task movielens_ranking'

@@ -216,7 +216,6 @@ class MovieLens(task.MeasuredByProtocol):
     return self._pack(self.rated_by(user_id), example_spec, 1)
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
-    """Return one user's ratings."""
     frame = self.ratings.frame
     mine = frame[frame['user_id'].astype(str) == user_id]
     if mine.empty:

@@ -82,7 +82,6 @@ def load(
 
 
 def _own_files(corpus: str) -> list[pathlib.Path]:
-  """Return the files of a custom corpus."""
   path = pathlib.Path(os.path.expanduser(corpus))
   if path.is_file():
     return [path]

@@ -67,12 +67,10 @@ class VocabularyOptions(Options):
 
   @property
   def is_private(self) -> bool:
-    """True if the words are chosen with noise."""
     return self.vocabulary_noise is not None
 
   @property
   def spent(self) -> Spent:
-    """Privacy cost of the vocabulary in a private run."""
     if self.vocabulary_noise is None:
       return Spent()
     return Spent((self.vocabulary_noise,), self.vocabulary_delta)
@@ -99,8 +97,6 @@ class NextWordSizes(Options):
 
 @dataclasses.dataclass(frozen=True)
 class NextWordOptions(TaskOptions):
-  """Options of the task."""
-
   name: ClassVar[str] = 'next_word'
   loader: ClassVar[str] = 'tasks.next_word.task:load'
   releases: ClassVar[bool] = True
@@ -129,5 +125,4 @@ class NextWordOptions(TaskOptions):
 
   @property
   def spent(self) -> Spent:
-    """Privacy cost of the vocabulary in a private run."""
     return self.vocabulary.spent

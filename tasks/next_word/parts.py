@@ -116,7 +116,6 @@ def divide_sentences(sentences: Sentences) -> dict[str, Part]:
 
 
 def describe(parts: Mapping[str, Part]) -> dict[str, Any]:
-  """Count users and sentences of each part."""
   counted = {}
   for part, held in parts.items():
     ranges = [held.newer] if held.knows_past else [held.older, held.newer]

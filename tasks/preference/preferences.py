@@ -89,7 +89,6 @@ def draw(
 
 
 def kind_liked_by(user: str) -> int:
-  """Return the kind that a user likes, from its id."""
   return int(user.partition('-')[0])
 
 

@@ -78,7 +78,6 @@ class Corpus:
 
   @property
   def speakers(self) -> list[str]:
-    """All speakers, in order."""
     return sorted({recording.speaker for recording in self.recordings})
 
 

@@ -95,7 +95,6 @@ def choose(speakers: Sequence[str], num_voices: int) -> list[Voice]:
 
 
 def speak(corpus: speech_recordings.Corpus, num_voices: int) -> Utterances:
-  """Make all utterances of all voices."""
   divided = speech_recordings.divide(corpus)
   voices = choose(corpus.speakers, num_voices)
   spectrograms = {

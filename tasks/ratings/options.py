@@ -109,8 +109,6 @@ class Ends(Options):
 
 @dataclasses.dataclass(frozen=True)
 class RatingsOptions(FactorizationOptions):
-  """Options of the task."""
-
   name: ClassVar[str] = NAME
   loader: ClassVar[str] = 'tasks.ratings.task:load'
   title: ClassVar[str] = 'Task ratings'

@@ -60,7 +60,6 @@ class NamedRatings(movielens_data.Ratings):
     return float(np.diff(levels).min()) if len(levels) <= 21 else None
 
   def number_of(self, user: str) -> int:
-    """Return the number of a user."""
     place = bisect.bisect_left(self.user_names, user)
     if place < len(self.user_names) and self.user_names[place] == user:
       return place

@@ -110,7 +110,6 @@ class RatingsTask(movielens.MovieLens):
 
 
 def load(options: RatingsOptions, data: task.Data, seed: int) -> RatingsTask:
-  """Read the ratings and make the task."""
   if data.is_synthetic:
     options.csv.refuse_set(
       vars(options.csv),

@@ -42,8 +42,6 @@ Suggest = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Search(Options):
-  """Options of a search."""
-
   title: ClassVar[str] = 'Search'
 
   search: tuple[str, ...] = option(

@@ -71,7 +71,6 @@ class DocumentTask(task.Task):
     options: DocumentOptions,
     seed: int,
   ):
-    """Divide and encode the documents."""
     self.documents = documents
     self.parts = subreddit_parts.divide(
       documents,
@@ -134,7 +133,6 @@ class DocumentTask(task.Task):
 
   @property
   def attributes(self) -> dict[str, str]:
-    """Attribute of each author, from its training documents."""
     rows = self.parts[task.TRAIN]
     counts = subreddit_data.label_counts(self.documents, rows)
     return {
@@ -199,7 +197,6 @@ class DocumentTask(task.Task):
   def vectors_at_server(
     self, weights: tff.learning.models.ModelWeights
   ) -> dict[str, np.ndarray]:
-    """Return the table rows of all users, if the model has a table."""
     table = weights.trainable[GLOBAL].get(subreddit_models.TABLE_WEIGHTS)
     if table is None:
       return {}

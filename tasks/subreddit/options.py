@@ -145,15 +145,11 @@ class DocumentOptions(TaskOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SubredditOptions(DocumentOptions):
-  """Options of the task of comments."""
-
   name: ClassVar[str] = 'subreddit'
 
 
 @dataclasses.dataclass(frozen=True)
 class StickerOptions(DocumentOptions):
-  """Options of the task of messages."""
-
   name: ClassVar[str] = 'sticker'
 
   sizes: DocumentSizes = DocumentSizes(user_embedding=4)

@@ -42,7 +42,6 @@ class DocumentParts:
     return _together(self.of_authors(part).values())
 
   def describe(self) -> dict[str, dict[str, int]]:
-    """Count documents and authors of each part."""
     return {
       part: {'documents': len(self[part]), 'authors': len(authors)}
       for part, authors in self.held.items()

@@ -81,7 +81,6 @@ class ClippedAUC(tf.keras.metrics.AUC):
 
 
 def build_metrics(scale: tuple[float, float]) -> list[Any]:
-  """Build new metrics for training."""
   right = is_right(scale)
 
   def accuracy(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:

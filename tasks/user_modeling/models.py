@@ -58,7 +58,6 @@ def build(
   biases_in_attributes: bool = False,
   identity_relation: bool = False,
 ) -> tf.keras.Model:
-  """Build one of `MODELS`."""
   if model == GUM:
     return build_gum(
       sizes,

@@ -82,12 +82,10 @@ class Records:
 
   @property
   def num_items(self) -> int:
-    """Number of items of all clients."""
     return len(self.item_names)
 
   @property
   def num_attributes(self) -> int:
-    """Number of attributes."""
     return len(self.attribute_names)
 
   @property
@@ -96,7 +94,6 @@ class Records:
     return self.item_attributes[self.public_item]
 
   def of_client(self, client: int) -> 'Records':
-    """Return the records of one client."""
     return self.take(self.client == client)
 
   def take(self, rows: np.ndarray) -> 'Records':

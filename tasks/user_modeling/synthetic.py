@@ -22,8 +22,6 @@ _STARS, _NOISE = 1.1, 0.5  # Stars a unit of strength, and their noise.
 
 
 class _Items(NamedTuple):
-  """The items of all clients."""
-
   difficulty: np.ndarray  # Floats [items].
   has: np.ndarray  # Bool [items, attributes].
 

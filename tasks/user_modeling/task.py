@@ -142,7 +142,6 @@ class UserModeling(task.MeasuredByProtocol):
     }
 
   def item_attributes(self) -> hpfl.Attributes:
-    """Return the attributes of items, which all clients know."""
     number = self.records.num_attributes
     shared = self.model_with(task.OWN).specs(tiers.GLOBAL)
     return hpfl.Attributes(
@@ -225,7 +224,6 @@ class UserModeling(task.MeasuredByProtocol):
   def measure_models(
     self, own_models: Iterable[task.OwnModel]
   ) -> dict[str, float]:
-    """Measure the metrics that need all clients' models; see `measures`."""
     return measures.measure(
       map(self._answers, own_models),
       self.records.scale,

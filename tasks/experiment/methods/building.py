@@ -241,7 +241,6 @@ def of_p_fed_me(run: Setting) -> Arguments:
 
 
 def adaptive(run: Setting) -> Arguments:
-  """Return the arguments of FedAdam and FedYogi."""
   return {
     'server_learning_rate': run.server.optimizer.learning_rate,
     'tau': run.hyperparameters.tau,
@@ -254,7 +253,6 @@ def penalty_and_features(run: Setting) -> Arguments:
 
 
 def nothing(run: Setting) -> Arguments:
-  """Return no arguments."""
   del run
   return {}
 

@@ -103,7 +103,6 @@ class Setting:
     return self.server.aggregation(self.clients_per_round)
 
   def server_arguments(self) -> dict[str, Any]:
-    """Return the arguments of builders about the server."""
     return {
       'aggregation': self.aggregation(),
       'server_optimizer': self.server.build_optimizer(),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class FirstWeights(Options):
-  """Options of the weights from which training starts."""
-
   title: ClassVar[str] = 'First weights'
 
   learned_first_values: bool = option(

@@ -192,11 +192,9 @@ class Hpfl(Options):
 
   @property
   def by_nearness(self) -> bool:
-    """True if near centers count more."""
     return self.center_weighting == INVERSE
 
   def leaks(self) -> Iterator[Leak]:
-    """Yield the options of drafts that a private run may not have."""
     if self.drafts == CENTERS:
       yield Leak(
         'hpfl_drafts',
@@ -330,7 +328,6 @@ class Hyperparameters(Options):
 
   @property
   def weighting(self) -> implicit_factors.Weighting:
-    """The weights of implicit feedback."""
     return tff_partial.templates.implicit_factors.Weighting(
       self.unobserved_weight, self.implicit_ridge
     )

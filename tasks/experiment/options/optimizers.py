@@ -54,7 +54,6 @@ class Optimizer(Options):
 
   @property
   def flag_prefix(self) -> str:  # type: ignore[override]
-    """Return the prefix of its flags' names."""
     return f'{self.name}_'
 
   def __post_init__(self) -> None:
@@ -98,7 +97,6 @@ class Optimizer(Options):
     return self.optimizer.partition(':')[0]
 
   def _numbers(self) -> dict[str, float]:
-    """Return the numbers after the optimizer's name."""
     numbers = {}
     known = {name for names in _NUMBERS.values() for name in names}
     for text in self.optimizer.split(':')[1:]:

@@ -138,7 +138,6 @@ class Privacy(Options):
 
   @property
   def is_on(self) -> bool:
-    """True if the run is private."""
     return any(getattr(self, name) is not None for name in _GOAL)
 
   def __post_init__(self) -> None:

@@ -89,7 +89,6 @@ class Server(Options):
       )
 
   def leaks(self) -> Iterator[Leak]:
-    """Yield the settings that a private run may not have."""
     if self.client_weighting in (EXAMPLES, TARGETS):
       yield Leak(
         'client_weighting',

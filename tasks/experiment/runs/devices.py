@@ -276,7 +276,6 @@ def cohort(clients: cohorts.ClientSource, ids: Sequence[str]) -> Sequence[Any]:
 
 
 def most_examples(clients: cohorts.ClientSource) -> int:
-  """Return the number of examples of the largest client."""
   # One by one, since they may not fit into memory together.
   return max(
     int(value['count'])

@@ -164,7 +164,6 @@ def _bytes(counted: dict[str, Any], loads: int, sends: int) -> str:
 
 
 def _size(number: float) -> str:
-  """Format a number of bytes."""
   for unit in ('B', 'kB', 'MB', 'GB', 'TB'):
     if number < 1000 or unit == 'TB':
       break
@@ -173,7 +172,6 @@ def _size(number: float) -> str:
 
 
 def _privacy(trainable: Trainable, rounds: int) -> str:
-  """Describe the privacy guarantee of the run."""
   ledger = trainable.ledger
   if ledger is None:
     return 'none; the run is not private'
@@ -187,7 +185,6 @@ def _privacy(trainable: Trainable, rounds: int) -> str:
 
 
 def _time(seconds: float) -> str:
-  """Format a duration."""
   if seconds < 120:
     return f'{seconds:.0f} s'
   if seconds < 7200:

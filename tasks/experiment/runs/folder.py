@@ -38,7 +38,6 @@ class Folder:
 
   @property
   def flags_file(self) -> pathlib.Path:
-    """The path of the run's flagfile."""
     return self.path / FLAGS_FILE
 
   def take(self) -> None:
@@ -241,7 +240,6 @@ def _flag_line(name: str, value: Any) -> str:
 
 
 def _sha256(value: Any) -> str:
-  """Return the SHA-256 checksum of a JSON value."""
   text = json.dumps(value, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
 

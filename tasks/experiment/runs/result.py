@@ -35,7 +35,6 @@ class Result:
 
 
 def _advice(report: Mapping[str, Any]) -> str:
-  """Return advice about a run that diverged."""
   train, validation = report['train'], report['validation']
   in_training = ''
   if train:  # Empty in a private run.

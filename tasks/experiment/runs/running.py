@@ -181,7 +181,6 @@ class Prepared(NamedTuple):
     }
 
   def train(self, config: Config, output: Output) -> programs.TrainingResult:
-    """Train the rounds of an experiment."""
     return programs.train(
       **self.arguments(config, output),
       output_dir=output.output_dir,
@@ -197,7 +196,6 @@ def prepare(
   callbacks: Sequence[callbacks_lib.Callback],
   task: tasks_lib.Task,
 ) -> Prepared:
-  """Build what the rounds need."""
   trainable = Trainable(config, task)
   projector = None
   if output.projector and output.output_dir is not None:
