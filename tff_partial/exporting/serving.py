@@ -259,14 +259,10 @@ class Serving(tf.Module):
       if name not in self._first
     }
     held.update(local)
-    weights = collections.OrderedDict(
-      (
-        tier,
-        collections.OrderedDict(
-          (name, held.pop(name)) for name in self._model.specs(tier)
-        ),
-      )
-      for tier in self._model.tiers
+    model = self._model
+    weights = tiers.mapped(
+      lambda _, name, spec: held.pop(name),
+      {tier: model.specs(tier) for tier in model.tiers},
     )
     return weights, collections.OrderedDict(held)
 

@@ -208,14 +208,8 @@ class Predictor:
     own = _own_weights(
       evaluation, weights, kept, client, self._trained.best_server_state
     )
-    of_tiers = collections.OrderedDict(
-      (
-        tier,
-        collections.OrderedDict(
-          (name, own[name]) for name in model.specs(tier)
-        ),
-      )
-      for tier in model.tiers
+    of_tiers = tiers.mapped(
+      lambda _, name, spec: own[name], {t: model.specs(t) for t in model.tiers}
     )
     if model not in self._predict:
       self._predict[model] = tf.function(model.predict, autograph=False)
