@@ -78,9 +78,10 @@ def join(*parts: Mapping[str, Any]) -> Weights:
 
 
 def mapped(
-  function: Callable[[str, str, tf.Tensor], tf.Tensor], weights: Weights
+  function: Callable[[str, str, Any], tf.Tensor],
+  weights: Mapping[str, Mapping[str, Any]],
 ) -> Weights:
-  """Apply a function of tier, name and tensor to each tensor of all tiers."""
+  """Apply a function of tier, name and tensor or spec to those of all tiers."""
   return collections.OrderedDict(
     (
       tier,
