@@ -351,15 +351,19 @@ def test_numbers_are_those_of_the_full_length(runtime, with_steps, private):
 @pytest.mark.slow
 def test_devices_take_any_length(tmp_path):
   model = _model(None, local='own', weights=tf.TensorSpec([None]))
-  exported = tff_partial.export(
-    model,
-    model.initial_weights('global', [0, 1]),
-    tmp_path / 'exported',
-    ('saved_model',),
-    reconstruct=Phase(optimizer=sgd(0.5), batch_size=2),
-    num_support=2,
-  )
-  run = running.load(exported.paths['saved_model'])
+  weights = model.initial_weights('global', [0, 1])
+
+  def export(form: str) -> Any:
+    return tff_partial.export(
+      model,
+      weights,
+      tmp_path / form,
+      (form,),
+      reconstruct=Phase(optimizer=sgd(0.5), batch_size=2),
+      num_support=2,
+    )
+
+  run = running.load(export('saved_model').paths['saved_model'])
   found = []
   for length in (3, 7):
     x = lengths.cut_or_padded(np.array([[1, 2, 3], [4, 0, 0]], 'i'), length)
@@ -371,14 +375,7 @@ def test_devices_take_any_length(tmp_path):
   for one, other in zip(*found, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-6)
   with pytest.raises(ExportError, match='BroadcastGrad.* Give inputs one len'):
-    tff_partial.export(
-      model,
-      model.initial_weights('global', [0, 1]),
-      tmp_path / 'tflite',
-      ('tflite',),
-      reconstruct=Phase(optimizer=sgd(0.5), batch_size=2),
-      num_support=2,
-    )
+    export('tflite')
 
 
 @pytest.mark.slow

@@ -4,11 +4,9 @@ There is no Keras 3 beside TensorFlow 2.14, and so nothing here for Python 3.11.
 """
 
 import pytest
-import tensorflow as tf
 
 from tests.laws import laws_test
 from tests.support import planted
-import tff_partial
 from tff_partial.model import models
 from tff_partial.templates import implicit_factors
 from tff_partial.templates import rating_posteriors
@@ -84,12 +82,5 @@ def fixture_model_of() -> dict[str, models.PartialModel]:
     'clustered': planted.factorization(
       _build_tastes, local=None, group='user', num_groups=6
     ),
-    'grouped': tff_partial.from_keras(
-      _build_heads,
-      local='user',
-      group='head',
-      num_groups=2,
-      loss=lambda labels, outputs: tf.square(labels - outputs['head']),
-      labels=tf.TensorSpec([]),
-    ),
+    'grouped': planted.heads(_build_heads),
   }

@@ -115,6 +115,13 @@ def test_the_bits_are_those_of_the_cohort_runtime(context, process, expected):
   assert os.getpid() not in _workers(context)
 
 
+def _assert_same_bits(context, process):
+  with runtimes.cohort(jit=False):
+    expected = _train(process)
+  with context:
+    planted.assert_same(_train(process), expected)
+
+
 def test_exact_solves_have_the_same_bits(context):
   """Of a user's vector, and of the gradient through it."""
   process = algorithms.build_fed_recon(
@@ -122,10 +129,7 @@ def test_exact_solves_have_the_same_bits(context):
     reconstruct=Phase(optimizer=Exact()),
     through_solution=True,
   )
-  with runtimes.cohort(jit=False):
-    expected = _train(process)
-  with context:
-    planted.assert_same(_train(process), expected)
+  _assert_same_bits(context, process)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +145,7 @@ def test_models_that_people_bring_have_the_same_bits(context, kind):
   process = algorithms.build_furl(
     model, training=Phase(optimizer=sgd(0.1), epochs=2, shuffle=True)
   )
-  with runtimes.cohort(jit=False):
-    expected = _train(process)
-  with context:
-    planted.assert_same(_train(process), expected)
+  _assert_same_bits(context, process)
 
 
 @pytest.mark.parametrize('seconds', [None, 0.02])

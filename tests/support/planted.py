@@ -97,12 +97,9 @@ def brought(
   """A model of tastes as people bring theirs.
 
   Args:
-    keras: `tf.keras`, or Keras 3.
     kind: 'strings', found in a vocabulary; 'texts', of any number of words;
       'normalized', by moving averages; 'outputs', one of which is shared; or
       the name of a dtype policy, and with '' nothing is special.
-    dropout: Rate of what is drawn.
-    options: For `from_keras`.
   """
   layers = keras.layers
   is_open = kind == 'texts'
@@ -173,10 +170,10 @@ def build_heads() -> tf.keras.Model:
   return tf.keras.Model(item, outputs)
 
 
-def heads() -> models.PartialModel:
-  """That model, for two groups."""
+def heads(build: Callable[[], Any] = build_heads) -> models.PartialModel:
+  """That model, or one of its structure, for two groups."""
   return keras_models.from_keras(
-    build_heads,
+    build,
     local='user',
     group='head',
     num_groups=2,

@@ -67,8 +67,8 @@ def fixture_furl(model, clients):
   return tff_partial.train(process, clients, rounds=2, clients_per_round=2)
 
 
-def _by_hand(result, clients, client: str, steps: int) -> np.ndarray:
-  """Predictions after gradient steps on the two numbers of a user alone."""
+def _assert_by_hand(result, clients, client: str, steps: int) -> None:
+  """It predicts as after gradient steps on the two numbers of a user alone."""
   table = np.asarray(
     result.best_weights.trainable[tiers.GLOBAL]['items/embeddings']
   )[:, 0]
@@ -79,7 +79,8 @@ def _by_hand(result, clients, client: str, steps: int) -> np.ndarray:
     error = slope * heights + offset - labels
     slope -= _RATE * np.mean(2 * error * heights)
     offset -= _RATE * np.mean(2 * error)
-  return slope * table + offset
+  found = _predicted(tff_partial.personalise(result, clients, client))
+  np.testing.assert_allclose(found, slope * table + offset, atol=1e-6)
 
 
 def _ditto(model):
@@ -94,10 +95,7 @@ def _predicted(keras_model: tf.keras.Model) -> np.ndarray:
 def test_a_client_that_forgets_rebuilds_what_is_its_own_on_all_examples(
   recon, clients
 ):
-  found = _predicted(tff_partial.personalise(recon, clients, 'u3'))
-  np.testing.assert_allclose(
-    found, _by_hand(recon, clients, 'u3', steps=2), atol=1e-6
-  )
+  _assert_by_hand(recon, clients, 'u3', steps=2)
 
 
 @pytest.mark.slow
@@ -133,10 +131,7 @@ def test_a_client_whose_work_was_never_finite_trains_as_a_new_one(
     clients_per_round=2,
   )
   assert furl.train['num_not_finite'] == 1
-  found = _predicted(tff_partial.personalise(furl, clients, 'u1'))
-  np.testing.assert_allclose(
-    found, _by_hand(furl, clients, 'u1', steps=3), atol=1e-6
-  )
+  _assert_by_hand(furl, clients, 'u1', steps=3)
 
 
 @pytest.mark.slow
@@ -144,10 +139,7 @@ def test_a_new_client_trains_what_is_its_own_as_in_a_round(furl, clients):
   (client, *_) = [
     c for c in clients.client_ids if furl.client_store.client(c) is None
   ]
-  found = _predicted(tff_partial.personalise(furl, clients, client))
-  np.testing.assert_allclose(
-    found, _by_hand(furl, clients, client, steps=3), atol=1e-6
-  )
+  _assert_by_hand(furl, clients, client, steps=3)
 
 
 @pytest.mark.slow
