@@ -234,7 +234,9 @@ class Config(Options):
 
   def leaks(self) -> Iterator[Leak]:
     yield from self.server.leaks()
-    yield from self.how.leaks(self.hyperparameters)
+    for leak in self.hyperparameters.leaks():
+      if leak.flag.removeprefix('set=') in self.how.reads:
+        yield leak
     yield from self.task.leaks()
 
   @property

@@ -151,7 +151,6 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     'furl',
     building.trained_by('build_furl', building.of_furl, training=_BOTH),
     user=tasks_lib.OWN,
-    leaks=building.furl_leaks,
     reads=('private_rule',),
   ),
   'fed_embed_type': sub_populations.fed_embed('type', tasks_lib.HEADS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import importlib
 import operator
@@ -11,13 +11,10 @@ from typing import Any, TYPE_CHECKING, TypeAlias, TypedDict
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods.setting import Setting
-from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.hyperparameters import KEEP
-from tasks.experiment.options.hyperparameters import SCALED
 from tasks.experiment.options.privacy import LOCAL
 from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
-from tasks.options import Leak
 import tff_partial
 
 if TYPE_CHECKING:
@@ -104,7 +101,6 @@ class Algorithm:
     adds_noise: True if its clients add noise that no ledger counts.
     reads: Flags that only some algorithms read, and this one does.
     ignores: Flags that most algorithms read, and this one does not.
-    leaks: Yields its settings that a private run may not have.
   """
 
   build: Build
@@ -119,17 +115,6 @@ class Algorithm:
   adds_noise: bool = False
   ignores: tuple[str, ...] = ()
   reads: tuple[str, ...] = ()
-  leaks: Callable[[Hyperparameters], Iterator[Leak]] = lambda _: iter(())
-
-
-def furl_leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
-  if hyperparameters.private_rule == SCALED:
-    yield Leak(
-      'set=private_rule',
-      SCALED,
-      "clients are told the exact number of the cohort's examples",
-      'Use --set=private_rule=keep.',
-    )
 
 
 def fed_att(

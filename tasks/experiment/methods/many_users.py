@@ -5,7 +5,6 @@ Algorithms that otherwise train one model for all leave these tables to clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,7 @@ from tasks import task as tasks_lib
 from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
 from tasks.experiment.options.hyperparameters import Hpfl
-from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.training import LocalTraining
-from tasks.options import Leak
 import tff_partial
 
 if TYPE_CHECKING:
@@ -123,10 +120,6 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       aggregation=aggregation,
     )
 
-  def leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
-    if drafts:
-      yield from hyperparameters.hpfl.leaks()
-
   return building.Algorithm(
     build,
     building.measured_by(
@@ -134,7 +127,6 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
     ),
     user=tasks_lib.OWN,
     personal=LocalTraining.personal_model_phase,
-    leaks=leaks,
     ignores=building.JOINING,
     reads=tuple(Hpfl().flags()) if drafts else (),
   )

@@ -321,6 +321,24 @@ class Hyperparameters(Options):
     1e-4, 'mu of FedRAP: how sparse the shared table is made.', at_least=0
   )
 
+  def leaks(self) -> Iterator[Leak]:
+    """Yield what a private run may not have, if its algorithm reads it."""
+    yield from self.hpfl.leaks()
+    if self.fed_embed.map_follows_nearest:
+      yield Leak(
+        'set=map_follows_nearest',
+        'true',
+        'each node would show the single client that it follows',
+        'Leave it out: then nodes move by the mean of all, which has noise.',
+      )
+    if self.private_rule == SCALED:
+      yield Leak(
+        'set=private_rule',
+        SCALED,
+        "clients are told the exact number of the cohort's examples",
+        'Use --set=private_rule=keep.',
+      )
+
   @property
   def penalty_argument(self) -> dict[str, Any]:
     """The size of a penalty as an argument, if one is given."""

@@ -80,9 +80,8 @@ def test_what_is_exact_is_written_on_request_and_labelled(tmp_path):
 @pytest.mark.slow
 def test_every_task_says_what_it_learned_before_training():
   # Public, or paid for, or absent: a vocabulary of training texts is neither.
-  data = Data(data='synthetic')
   said = {
-    name: task().load(data, seed=0).learned_from_training
+    name: task().load(Data(data='synthetic'), seed=0).learned_from_training
     for name, task in TASKS.items()
   }
   of_schools = 'list of attributes', 'median numbers of users and items'
@@ -176,6 +175,7 @@ def test_parts_of_an_update_have_clips_of_their_own(tmp_path):
     (('--set=aggregator=robust',), '--set=aggregator=robust'),
     (('--centred',), '--public_mean'),
     (('--algorithm=furl', '--set=private_rule=scaled'), 'private_rule=keep'),
+    (('--algorithm=fed_embed_som', '--set=map_follows_nearest=true'), 'single'),
     (('--algorithm=centralized',), '--algorithm=centralized'),
     (('--algorithm=fed_proto',), '--algorithm=fed_proto: its clients send'),
     (('--simulated_population=9999',), '--noise_seed'),
