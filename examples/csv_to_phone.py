@@ -1,6 +1,8 @@
 """Ratings from a CSV file to a user's top 10 and files for a phone.
 
 python examples/csv_to_phone.py ratings.csv phone
+
+The file has the columns user, item and rating; phone is a new folder.
 """
 
 import tff_partial  # Before TensorFlow, which then logs less.

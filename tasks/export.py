@@ -24,7 +24,7 @@ from tasks.shared_options import FORMATS
 class Export(Options):
   """Options of what to export, and where."""
 
-  to: str | None = option(None, 'Folder to write to, which must be new.')
+  to: str | None = option(None, 'New or empty folder to write to.')
   formats: tuple[str, ...] = option(
     FORMATS, 'Formats to write: saved_model, tflite.'
   )

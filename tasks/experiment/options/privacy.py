@@ -84,8 +84,8 @@ class Privacy(Options):
   )
   dp_mechanism: str = option(
     GAUSSIAN,
-    'Independent noise in each round, or noise on sums of rounds (DP-FTRL), '
-    'where no client is drawn again until all others have been.',
+    'Independent noise in each round, or noise on sums of rounds, which form '
+    'trees (DP-FTRL): no client is drawn twice in a tree.',
     choices=(GAUSSIAN, TREE),
   )
   dp_sampling: str | None = option(

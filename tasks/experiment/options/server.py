@@ -61,8 +61,9 @@ class Server(Options):
   )
   client_weighting: str | None = option(
     None,
-    'Weight of a client: its query examples (the default); all targets that it '
-    'trained on, such as tokens of sentences; or 1 (in private runs).',
+    'Weight of a client: its query examples; all targets that it trained on, '
+    'such as tokens of sentences; or 1, as in private runs. By default the '
+    "algorithm's own, mostly its query examples.",
     choices=(EXAMPLES, TARGETS, UNIFORM),
     group='Method',
   )
