@@ -161,9 +161,7 @@ class _OwnTable(layers.Layer):
     return self._table.lookup(inputs)
 
 
-def _embedding(
-  layer: Callable[[], layers.Layer],
-) -> Callable[[], tf.keras.Model]:
+def _embedding(layer: Callable) -> Callable[[], tf.keras.Model]:
   """A model that numbers its inputs with a layer and embeds the numbers."""
   return lambda: tf.keras.Sequential(
     [tf.keras.Input([1], dtype=tf.string), layer(), layers.Embedding(9, 1)]
@@ -255,6 +253,7 @@ def _changing(*sizes: tuple[int, ...]) -> Callable[[], tf.keras.Model]:
       'changes a variable while the model is built. Give trained values with '
       '`initial_weights` instead of loading them in the builder',
     ),
+    (lambda: kinds.one().get_weights(), 'have no values .*Give trained'),
     (
       stack(4, lambda: _SHARED),
       r"The variables \['kernel:0', 'bias:0'\] exist before the "

@@ -305,8 +305,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         graph,
         keras_refusals.ASSIGNMENTS,
         layers,
-        'changes a variable while the model is built. Give trained values with '
-        '`initial_weights` instead of loading them in the builder.',
+        f'changes a variable while the model is built. {keras_refusals.GIVE}',
       )
       inputs = without_lists(inputs)
       keras_refusals.refuse_open_shapes(inputs)

@@ -17,8 +17,10 @@ ASSIGNMENTS = (
   'ResourceScatter',
   'ResourceApply',
 )
-
-
+GIVE = (
+  'Give trained values with `initial_weights` instead of loading them in the '
+  'builder.'
+)
 _HALF = ('float16', 'bfloat16')
 _LOOKUPS = ('LookupTableFind',)
 
@@ -39,6 +41,10 @@ def explaining() -> Iterator[None]:
   try:
     yield
   except RuntimeError as error:
+    if str(error).startswith(('Cannot get value', 'numpy()')):
+      raise ModelError(
+        f'Weights have no values while a model is built. {GIVE}'
+      ) from error
     if '.adapt' not in str(error):
       raise
     raise ModelError(_adapted('A layer')) from error

@@ -298,7 +298,6 @@ class Hyperparameters(Options):
     "moved only by the client's share of the cohort's examples (Eq. 6).",
     choices=(KEEP, SCALED),
   )
-
   laplace_clip: float = detail(
     1.0,
     'L1 norm to which fed_noise clips: 100 times the scale of its noise.',

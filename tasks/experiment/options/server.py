@@ -61,9 +61,8 @@ class Server(Options):
   )
   client_weighting: str | None = option(
     None,
-    'Weight of a client: its query examples; all targets that it trained on, '
-    'such as tokens of sentences; or 1, as in private runs. By default the '
-    "algorithm's own, mostly its query examples.",
+    'Weight of a client: its query examples (the usual default); all targets '
+    'that it trained on, such as tokens; or 1, as in private runs.',
     choices=(EXAMPLES, TARGETS, UNIFORM),
     group='Method',
   )
