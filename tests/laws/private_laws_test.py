@@ -41,7 +41,7 @@ _REFUSED = {
   'fed_dbe': "statistic 'features': clients would send it exactly, beside",
   'furl, averaged statistics': "state='averaged': .* would be clipped and",
   'hpfl': "statistic 'public': clients would send it exactly, beside",
-  'ifca': 'members',
+  'ifca': r'Pass Aggregation\(mean_of_members=False\)',
   'scaffold': "statistic 'control': clients would send it exactly, beside",
 }
 # They take no aggregator, so that a ledger finds nothing to count.

@@ -105,9 +105,12 @@ def _check_privacy(
   )
   for statistic in statistics:
     if statistic.join is not Join.WITH_UPDATE:
+      remedy = 'Leave it out, join it WITH_UPDATE'
+      if statistic is MEMBERS:
+        remedy = 'Pass Aggregation(mean_of_members=False)'
       raise CompositionError(
         f'The statistic {statistic.name!r}: clients would send it {unpaid} '
-        'Leave it out, join it WITH_UPDATE, or do without noise.'
+        f'{remedy}, or do without noise.'
       )
   # A private aggregator takes no weights.
   if local and client_weighting is not ClientWeighting.UNIFORM:
@@ -121,11 +124,8 @@ def mechanisms_of(
   aggregator: aggregators.Factory, postprocess_update: PostprocessUpdate | None
 ) -> list[mechanisms.Mechanism]:
   """Return all mechanisms that clip and noise what clients send."""
-  found = (
-    getattr(part, 'mechanism', None)
-    for part in (aggregator, postprocess_update)
-  )
-  return [one for one in found if one is not None]
+  parts = aggregator, postprocess_update
+  return [m for p in parts if (m := getattr(p, 'mechanism', None)) is not None]
 
 
 def check_work(
