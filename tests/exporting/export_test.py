@@ -462,22 +462,27 @@ def test_weights_of_examples_that_nothing_reads_are_refused(tmp_path):
     tff_partial.export(whole, weights, tmp_path / 'out', weighted=True)
 
 
-def _with_dropout() -> tf.keras.Model:
-  x = tf.keras.Input([2])
-  slope = tf.keras.layers.Dense(1, use_bias=False, name='own')
-  shared = tff_partial.layers.PrivateVector(1, name='shared')(x)
-  return tf.keras.Model(x, slope(tf.keras.layers.Dropout(0.5)(x)) + shared)
-
-
 @pytest.mark.slow
-def test_operators_that_tflite_lacks_are_named(tmp_path):
-  model = tff_partial.from_keras(_with_dropout, local='own', loss='mse')
-  with pytest.raises(
-    ExportError, match='StatelessRandomUniformFullIntV2.*as for a dropout'
-  ) as refused:
-    tff_partial.export(
-      model, _SHARED, tmp_path / 'out', reconstruct=tff_partial.Phase()
-    )
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (
+      lambda y: tf.keras.layers.Dropout(0.5)(y),
+      'StatelessRandomUniformFullIntV2.*as for a dropout',
+    ),
+    (lambda y: y[:, :1], 'StridedSliceGrad, for .*Take `tf.gather`'),
+  ],
+)
+def test_operators_that_tflite_lacks_are_named(tmp_path, change, message):
+  def build() -> tf.keras.Model:
+    x = tf.keras.Input([2])
+    slope = tf.keras.layers.Dense(1, use_bias=False, name='own')(x)
+    shared = tff_partial.layers.PrivateVector(1, name='shared')(x)
+    return tf.keras.Model(x, change(slope) + shared)
+
+  model = tff_partial.from_keras(build, local='own', loss='mse')
+  with pytest.raises(ExportError, match=message) as refused:
+    tff_partial.export(model, _SHARED, tmp_path / 'out', reconstruct=_PHASE)
   assert "formats=('saved_model',)" in str(refused.value)
   assert not (tmp_path / 'out').exists()
 

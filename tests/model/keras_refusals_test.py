@@ -14,6 +14,7 @@ from tff_partial.model import models
 
 layers = tf.keras.layers
 _MSE = tf.keras.losses.MeanSquaredError()
+_OUTSIDE, _SHARED = tf.Variable(2.0), layers.Dense(1, name='shared')
 
 
 def _stack(*inner: layers.Layer, inputs: tuple[int, ...] = (4,)):
@@ -88,9 +89,6 @@ def _adapts() -> tf.keras.Model:
   return tf.keras.Sequential([tf.keras.Input([4]), layer, layers.Dense(1)])
 
 
-_OUTSIDE = tf.Variable(2.0)
-
-
 class _ReadsOutside(layers.Layer):
   def call(self, inputs):
     return inputs * _OUTSIDE
@@ -144,9 +142,6 @@ class _Drawn(layers.Layer):
 
   def call(self, inputs):
     return inputs * self.number
-
-
-_SHARED = layers.Dense(1, name='shared')
 
 
 class _OwnTable(layers.Layer):

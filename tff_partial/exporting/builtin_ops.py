@@ -2,10 +2,10 @@
 
 Two operations that come with most gradients are not builtin operators of
 TFLite: the gradient of `x[:, None]`, and Keras's cross-entropy of integer
-labels. Both can be written with other operations. So functions that do so are
-added to a SavedModel, and calls of them replace these operations.
+labels. In a SavedModel, calls of functions without them take their place.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 import pathlib
 from typing import Any, NamedTuple
@@ -24,8 +24,7 @@ class _Substitute(NamedTuple):
     function: Maps the operation's inputs to its outputs.
     outputs: The names of its outputs.
     arguments: Maps its attributes to specs of its inputs.
-    applies: Returns True for nodes that it can replace, given their neighbours
-      by name.
+    applies: Returns True for nodes to replace, given their neighbours by name.
   """
 
   function: Callable[..., Any]
@@ -49,9 +48,11 @@ def _adds_axes_alone(node: Any, others: Mapping[str, Any]) -> bool:
   if steps is None or steps.op != 'Const':
     return False
   strides = np.atleast_1d(tf.make_ndarray(steps.attr['value'].tensor))
-  whole = node.attr['begin_mask'].i & node.attr['end_mask'].i
-  whole |= node.attr['new_axis_mask'].i | node.attr['ellipsis_mask'].i
-  cut = ~whole | node.attr['shrink_axis_mask'].i
+  # Reading a default from the node itself would add it, as nothing.
+  mask = collections.Counter({n: value.i for n, value in node.attr.items()})
+  whole = mask['begin_mask'] & mask['end_mask']
+  whole |= mask['new_axis_mask'] | mask['ellipsis_mask']
+  cut = ~whole | mask['shrink_axis_mask']
   return bool((strides == 1).all()) and not cut & ((1 << strides.size) - 1)
 
 
@@ -113,7 +114,6 @@ def substitute(folder: pathlib.Path) -> None:
       if key not in made:
         made[key] = _definition(found, specs)
       node.op = made[key].signature.name
-      for name in list(node.attr):
-        del node.attr[name]
+      node.attr.clear()
   library.function.extend(made.values())
   (folder / _FILE).write_bytes(saved.SerializeToString())
