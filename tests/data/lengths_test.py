@@ -159,9 +159,7 @@ def _fixed(**fields: Any) -> examples.ExampleSpec:
   ],
 )
 def test_wrong_sequences_are_refused(given, spec, options, message):
-  fields = {
-    name: {'x': rows, 'y': [[1]] * len(rows)} for name, rows in given.items()
-  }
+  fields = {name: {'x': rows, 'y': rows} for name, rows in given.items()}
   with pytest.raises(examples.ClientDataError, match=message):
     tff_partial.pack(fields, spec, **options)
 
@@ -172,9 +170,18 @@ def test_no_lengths_are_the_default():
   )
 
 
-def test_labels_beyond_the_inputs_are_refused():
-  with pytest.raises(examples.ClientDataError, match='has 3 steps, but no inp'):
-    tff_partial.pack({'ann': ([[1, 2]], [[1, 2, 3]])}, _OPEN)
+@pytest.mark.parametrize(
+  ('labels', 'message'),
+  [
+    ([[1, 2], [1, 2, 3]], 'has 3 steps, but no input has more than 2'),
+    # They would be padded with the class 0.
+    ([[1, 2], [1]], 'has 1 steps in example 1, whose input has 2. Give each'),
+    (tf.ragged.constant([[1], [1, 2]]), 'has 1 steps in example 0, whose'),
+  ],
+)
+def test_each_step_of_an_input_has_one_label(labels, message):
+  with pytest.raises(examples.ClientDataError, match=message):
+    tff_partial.pack({'ann': ([[1, 2], [3, 4]], labels)}, _OPEN)
 
 
 def test_lengths_without_sequences_are_refused():

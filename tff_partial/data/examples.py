@@ -107,8 +107,7 @@ def client_spec(example_spec: ExampleSpec) -> collections.OrderedDict[str, Any]:
     ),
     count=tf.TensorSpec([], tf.int32),
   )
-  tables = id_ranges.client_sized(ids_of(example_spec))
-  if tables:
+  if tables := id_ranges.client_sized(ids_of(example_spec)):
     spec['rows'] = collections.OrderedDict(
       (name, tf.TensorSpec([None], tf.bool)) for name in tables
     )
@@ -246,8 +245,7 @@ def check_ids(
 ) -> None:
   """Check that ids lie in their ranges; `which` names an example, by index."""
   for limits in ids:
-    outside = limits.first_outside(array)
-    if outside is not None:
+    if (outside := limits.first_outside(array)) is not None:
       place, value = outside
       raise ClientDataError(
         f'{where}: {which(place)} is {value}, but {limits.what}: ids are 0 '
@@ -320,35 +318,35 @@ def check_fields(
     shape = [first.shape[1] if n is None else n for n in spec.shape]
     checked['weight'] = np.ones([len(first), *shape], spec.dtype.as_numpy_dtype)
   if lengths.are_open(example_spec):
-    return _of_one_length(checked, example_spec, where)
+    return _of_one_length(checked, fields, example_spec, where)
   return checked
 
 
 def _of_one_length(
-  fields: Mapping[str, Any], example_spec: ExampleSpec, where: str
+  checked: Any, given: Any, example_spec: ExampleSpec, where: str
 ) -> Any:
   """Pad all fields of open length to the length of the inputs."""
-  longest = lengths.longest(fields['x'], example_spec['x'])
+  x, specs = checked['x'], example_spec['x']
+  longest = lengths.longest(x, specs)
 
-  def fit(spec: tf.TensorSpec, array: np.ndarray) -> np.ndarray:
+  def fit(spec: tf.TensorSpec, array: np.ndarray, raw: Any) -> np.ndarray:
     if not lengths.is_open(spec):
       return array
-    if array.shape[1] > longest:
+    if wrong := lengths.why_unlike(raw, array, x, specs):
       raise ClientDataError(
-        f'{where}: a label or weight has {array.shape[1]} steps, but no input '
-        f'has more than {longest}. Give each step of the input one.'
+        f'{where}: a label or weight has {wrong}. Give each step of the input '
+        'one.'
       )
     return lengths.cut_or_padded(array, longest)
 
-  return map_fields(fit, example_spec, fields)
+  return map_fields(fit, example_spec, checked, {**checked, **given, 'x': x})
 
 
 def _check_names(
   what: str, found: Iterable[Any], known: Mapping[str, Any], where: str
 ) -> None:
   """Refuse unknown names, which may be misspelt."""
-  wrong = spelling.unknown(what, found, known)
-  if wrong:
+  if wrong := spelling.unknown(what, found, known):
     raise ClientDataError(
       f'{where}: {wrong} What is read is {list(known)}. Leave others out.'
     )

@@ -102,11 +102,32 @@ def num_steps(inputs: Any, specs: Any, offsets: np.ndarray) -> np.ndarray:
   """
   found = np.ones([len(offsets) - 1], np.int64)
   client = np.repeat(np.arange(len(found)), np.diff(offsets))
-  for array, spec in zip(
-    tf.nest.flatten(inputs), tf.nest.flatten(specs), strict=True
-  ):
-    if is_open(spec):
-      filled = array.astype(bool).reshape([*array.shape[:2], -1]).any(-1)
-      steps = np.arange(1, filled.shape[1] + 1)
-      np.maximum.at(found, client, (filled * steps).max(1))
+  np.maximum.at(found, client, of_examples(inputs, specs, np.maximum))
   return found
+
+
+def of_examples(
+  inputs: Any, specs: Any, join: np.ufunc = np.minimum
+) -> np.ndarray:
+  """Count the steps of each example's shortest input, likewise; or `join`."""
+  pairs = zip(tf.nest.flatten(inputs), tf.nest.flatten(specs), strict=True)
+  filled = [
+    array.astype(bool).any(axis=tuple(range(2, array.ndim)))
+    for array, spec in pairs
+    if is_open(spec)
+  ]
+  steps = [(f * np.arange(1, f.shape[1] + 1)).max(1, initial=0) for f in filled]
+  return np.asarray(join.reduce(steps))
+
+
+def why_unlike(given: Any, array: np.ndarray, inputs: Any, specs: Any) -> str:
+  """Return why sequences, in an `array`, have no element for each step."""
+  if array.shape[1] > (most := longest(inputs, specs)):
+    return f'{array.shape[1]} steps, but no input has more than {most}'
+  rows = given.row_lengths() if hasattr(given, 'row_lengths') else None
+  found = map(len, given) if rows is None else rows.numpy().tolist()
+  wanted = of_examples(inputs, specs)
+  for place, (steps, least) in enumerate(zip(found, wanted, strict=False)):
+    if steps < least:
+      return f'{steps} steps in example {place}, whose input has {least}'
+  return ''
