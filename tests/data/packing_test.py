@@ -233,6 +233,7 @@ def test_a_frame_may_hold_several_inputs_labels_and_weights():
       r"Column 'user' holds str such as 'ann', whose order need not be that of "
       r"time. .* `pd.to_datetime\(frame\['user'\]\)`, and `dayfirst=True`",
     ),
+    ({'fields': {'y': 'large'}}, r"fields: \['y'\] have columns by other arg"),
     (
       {'encode': ['user']},
       r"encode=\['user'\]: \['user'\] are no columns of inputs, labels",
@@ -301,8 +302,7 @@ def _films(
 
 def test_strings_are_encoded_by_a_vocabulary_that_is_kept():
   population = _films()
-  films = population.vocabularies['film']
-  assert films.values == ('Alien', 'Heat', 'Zorro')
+  assert population.vocabularies['film'].values == ('Alien', 'Heat', 'Zorro')
   assert real_examples(population, 'u')['x'].tolist() == [1, 0, 1]
   assert real_examples(population, 'v')['x'].tolist() == [0, 2]
   # Another frame is encoded alike, whatever it holds.
@@ -378,6 +378,11 @@ def test_columns_of_strings_may_be_encoded(dtype):
       # As nanoseconds it would be 1816, before all others.
       _FILMS.assign(day=np.array(['2001', '9999'] * 2 + ['2003'], 'M8[s]')),
       r"Column 'day': row 1 \(client 'v'\) holds 9999-01-01 00:00:00, too far",
+    ),
+    (
+      # They have an order, which is not that of the numbers.
+      _FILMS.assign(day=pd.Categorical([1] * 5, [2, 1], ordered=True)),
+      "Column 'day' holds int64 such as 1, whose order need not be that of tim",
     ),
     (
       _FILMS.assign(film=range(5)),

@@ -183,8 +183,11 @@ class FrameTable:
 
   def times(self, column: str) -> np.ndarray:
     """Return numbers by which rows can be sorted."""
-    array = self._plain(column)
-    if array.dtype.kind not in _NUMBERS + _DATES:
+    array, kind = self._plain(column), self._frame[column].dtype
+    is_other = getattr(kind, 'ordered', False) and (
+      not kind.categories.is_monotonic_increasing
+    )
+    if is_other or array.dtype.kind not in _NUMBERS + _DATES:
       raise examples.ClientDataError(
         f'Column {column!r} holds {_kind_of(array)}, whose order need not be '
         'that of time. Convert it, for instance with '

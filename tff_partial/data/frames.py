@@ -111,10 +111,15 @@ def _columns(
   columns: dict[str, str | list[str]] = {
     **_named('inputs', 'x', example_spec['x'], inputs),
     **_named('labels', 'y', example_spec['y'], labels),
-    **(fields or {}),
   }
   if weight is not None:
     columns['weight'] = weight
+  if twice := ({*columns, 'x', 'y'}).intersection(fields or {}):
+    raise examples.ClientDataError(
+      f'fields: {sorted(twice)} have columns by other arguments, such as '
+      '`inputs` and `labels`. Name each once.'
+    )
+  columns |= fields or {}
   if time is not None and 'time' in example_spec:
     columns.setdefault('time', time)
   for path in dict(examples.leaves(example_spec)):
