@@ -70,7 +70,15 @@ class Batch(NamedTuple):
         example's weight, the mean of those of its steps; ignored for padding.
       among: bool `[batch]`, the examples to average over; all by default. The
         mean over none is 0.
+
+    Raises:
+      ContextError: If there is another than one number per example.
     """
+    if values.shape.rank != 1:
+      raise ContextError(
+        f'batch.mean: the values have the shape {values.shape}, not [batch], '
+        'one number for each example. Reduce their other axes first.'
+      )
     chosen = self.is_real if among is None else self.is_real & among
     values = tf.cast(values, tf.float32) * weights_of_examples(self.weight)
     total = tf.reduce_sum(tf.where(chosen, values, 0.0))

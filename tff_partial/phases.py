@@ -142,6 +142,8 @@ class Phase:
         'function of those that the client holds, such as '
         '`tiers.server_and_local_weights` or `tiers.personal_copy`.'
       )
+    several = 'functions in brackets, such as `(terms.proximal(0.1),)`'
+    spelling.check_kind('terms', self.terms, list | tuple, several, PhaseError)
     self._check_predict_fn()
     self._check_through()
     is_read = self.read is not tiers.personal_copy or self.terms
@@ -209,8 +211,7 @@ class Phase:
       )
 
   def _check_through(self) -> None:
-    solve = self.through
-    if solve is None:
+    if (solve := self.through) is None:
       return
     solves = isinstance(solve, Phase) and solve.exact and solve.max_steps != 0
     if not solves or solve.train != (tiers.LOCAL,):
@@ -351,10 +352,8 @@ Part: TypeAlias = (
 Work: TypeAlias = Sequence[Part]
 
 # What interleaved phases have in common: their batches.
-SCHEDULE = (
-  *('on', 'batch_size', 'drop_remainder'),
-  *('epochs', 'max_steps', 'shuffle'),
-)
+_OF_EPOCHS = 'epochs', 'max_steps', 'shuffle'
+SCHEDULE = 'on', 'batch_size', 'drop_remainder', *_OF_EPOCHS
 
 
 def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:

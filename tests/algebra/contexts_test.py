@@ -7,6 +7,7 @@ import tensorflow as tf
 from tff_partial import tiers
 from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import ContextError
 from tff_partial.model import keras_models
 
 
@@ -53,3 +54,6 @@ def test_a_mean_weighs_examples_by_the_mean_of_their_steps(weight, expected):
   is_real = tf.constant([True, True, False])
   batch = Batch(None, None, tf.constant(weight), is_real, None)
   assert batch.mean(tf.constant([1.0, 10.0, 1e9])) == expected
+  # They would meet the weights of other examples.
+  with pytest.raises(ContextError, match=r'the shape \(3, 1\), not \[batch\]'):
+    batch.mean(tf.constant([[1.0], [10.0], [1e9]]))

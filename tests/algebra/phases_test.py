@@ -382,6 +382,15 @@ def test_a_variable_without_a_gradient_stays_as_it_is():
     Client(model, only)(_ONES)
 
 
+def test_a_term_that_is_no_number_is_refused():
+  long = Phase(terms=(lambda client: client.weights['global']['body/bias'],))
+  model = planted.factorization(stack(1, dense(1, name='body')), local=None)
+  with pytest.raises(
+    phases.PhaseError, match=r'terms: one is of the shape \(1'
+  ):
+    Client(model, long)(_ONES)
+
+
 def test_a_weights_fn_with_the_clients_copy_beside_the_original_is_refused():
   model = planted.factorization(stack(1, dense(1, name='body')), local=None)
   held = Phase(weights_fn=lambda weights: weights, measured=True)
@@ -723,6 +732,7 @@ def test_weights_that_are_no_numbers_are_noticed():
       "the loss does not depend on the 'global' weights where the model reads",
     ),
     ({'rate_factor': -1.0}, 'rate_factor: expected a .* 0 or more, found -1.0'),
+    ({'terms': terms.l2(1.0, tiers.LOCAL)}, 'terms: expected functions in bra'),
     (
       {'use_model_loss': False},
       'trains on nothing: use_model_loss=False, and no',

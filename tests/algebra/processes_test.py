@@ -430,6 +430,10 @@ def test_models_without_weights_for_the_server_are_refused():
       'Pass ClientWeighting.UNIFORM',
     ),
     (
+      {'aggregation': Aggregation(client_weighting='uniform')},
+      "client_weighting='uniform': give a `ClientWeighting`, or a function",
+    ),
+    (
       {
         'aggregation': Aggregation(client_weighting=lambda worked: tf.ones([2]))
       },

@@ -240,8 +240,7 @@ class Steps:
       rows = tf.pad(tensor, [[0, 1], *[[0, 0]] * (tensor.shape.rank - 1)])
       found = tf.gather(rows, places)
       found.set_shape([is_real.shape[0], *tensor.shape[1:]])
-      mask = keras_functions.mask_of(tensor)
-      if mask is not None:
+      if (mask := keras_functions.mask_of(tensor)) is not None:
         found._keras_mask = padded(mask)
       return found
 
@@ -324,6 +323,11 @@ class Steps:
           )
           for term in phase.terms:
             objective += term(context)
+          if objective.shape.rank:
+            raise phases.PhaseError(
+              f'terms: one is of the shape {objective.shape}, where a batch '
+              'has one number. Take the mean, `client.batch.mean(values)`.'
+            )
       is_finite = state.is_finite & tf.math.is_finite(objective)
       if turn.measured and not phase.use_model_loss:
         is_finite &= tf.math.is_finite(value.total)

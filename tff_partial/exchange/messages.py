@@ -229,6 +229,11 @@ def _weighed(
     return result, tf.cast(result.num_examples, tf.float32)
   if client_weighting is ClientWeighting.UNIFORM:
     return result, tf.cast(result.num_examples > 0, tf.float32)
+  if not callable(client_weighting):
+    raise client_work.CompositionError(
+      f'client_weighting={client_weighting!r}: give a `ClientWeighting`, or a '
+      "function from a client's result to its weight."
+    )
   weight = tf.convert_to_tensor(client_weighting(result))
   if weight.shape.rank != 0 or not (
     weight.dtype.is_floating or weight.dtype.is_integer
