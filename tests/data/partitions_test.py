@@ -221,6 +221,7 @@ def test_parts_by_label_are_as_large_as_others(fractions):
     ),
     (lambda: partitions.shards([0.5, 1.5], 2, 1), 'of type float64'),
     (lambda: partitions.by_owner([None, 'a']), 'owners: expected integers'),
+    (lambda: partitions.by_owner(['1', 1]), 'found 1 for example 1.*one type'),
     *(
       (
         lambda owners=owners: partitions.by_owner(owners),

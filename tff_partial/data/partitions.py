@@ -343,13 +343,16 @@ def _checked_fractions(fractions: Sequence[float]) -> np.ndarray:
 def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
   """Return labels as an array of one axis."""
   array = np.asarray(labels)
-  # NumPy makes the text 'nan' of a missing value among texts.
+  # Among texts, NumPy makes 'nan' of a missing value, and '1' of 1.
   are_given = array.ndim == 1 and array.dtype.kind not in 'biu'
   for place, label in enumerate(labels if are_given else ()):
-    if not isinstance(label, (str, np.ndarray)) and is_missing(label):
+    if not isinstance(label, (str, np.ndarray)) and (
+      array.dtype.kind == 'U' or is_missing(label)
+    ):
       raise ClientDataError(
         f'{what}: expected integers or texts, found {label} for example '
-        f'{place}. Leave out the examples whose value is missing, or fill it.'
+        f'{place}. Leave out the examples whose value is missing, or fill it, '
+        'and give all one type.'
       )
   if array.ndim != 1:
     raise ClientDataError(
