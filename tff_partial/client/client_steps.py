@@ -157,6 +157,20 @@ def _with_states(
   )
 
 
+def _with_terms(
+  objective: tf.Tensor, phase: phases.Phase, context: contexts.ClientContext
+) -> tf.Tensor:
+  """Add a phase's terms to its objective; refuse one that is no number."""
+  for term in phase.terms:
+    objective += term(context)
+  if objective.shape.rank:
+    raise phases.PhaseError(
+      f'terms: one is of the shape {objective.shape}, where a batch has one '
+      'number. Take the mean, `client.batch.mean(values)`.'
+    )
+  return objective
+
+
 def _measured(
   model: models.PartialModel,
   state: TrainState,
@@ -321,13 +335,7 @@ class Steps:
           context = self._knows(
             weights, batch, is_real, predictions, seed, 'terms'
           )
-          for term in phase.terms:
-            objective += term(context)
-          if objective.shape.rank:
-            raise phases.PhaseError(
-              f'terms: one is of the shape {objective.shape}, where a batch '
-              'has one number. Take the mean, `client.batch.mean(values)`.'
-            )
+          objective = _with_terms(objective, phase, context)
       is_finite = state.is_finite & tf.math.is_finite(objective)
       if turn.measured and not phase.use_model_loss:
         is_finite &= tf.math.is_finite(value.total)
