@@ -68,7 +68,8 @@ class Comparison:
     if method != first:
       pairs = (values - self._by_seed(first)).dropna()
       difference = pairs.mean()
-      if len(pairs) > 1 and pairs.std() > 0:
+      # Equal differences of float32 metrics differ by their rounding.
+      if len(pairs) > 1 and pairs.std() > 1e-6 * values.abs().max():
         p = stats.ttest_1samp(pairs, 0.0).pvalue
     own = self.runs[self.runs['method'] == method]
     return {
@@ -117,14 +118,16 @@ class Comparison:
     ordered = table['mean'].sort_values(ascending=not self.higher_is_better)
     best = ordered.index[0]
 
-    def number(value: float, form: str = '.3f') -> str:
+    def number(value: float, form: str = '.3f', beside: float = 0.0) -> str:
+      if 0.0 < max(abs(value), abs(beside)) < 0.01:
+        form = form.replace('.3f', '#.2g')
       return '' if np.isnan(value) else format(value, form)
 
     rows = []
     for method, row in table.iterrows():
       mean = number(row['mean'])
       if not np.isnan(row['std']):
-        mean += f' ± {number(row["std"])}'
+        mean += f' ± {number(row["std"], beside=row["mean"])}'
       if method == best and mean:
         mean = bold.format(mean)
       lost = [
