@@ -231,6 +231,9 @@ def test_users_are_shown_unseen_items_alone() -> None:
   )
   top = catalogue.rank(client)['top']
   assert top.numpy().tolist() == [[1, 3, -1]]
+  # A score that is not known may be a larger one.
+  client.computed['ranking_scores'] = tf.constant([4.0, np.nan, 2.0, 1.0])
+  assert catalogue.rank(client)['all']['above'] == 1.0
   coverage = ranking_metrics.CatalogueCoverage(4, 3)
   coverage.update_state(None, {'top': top})
   assert coverage.result() == 2 / 4

@@ -194,7 +194,7 @@ class _Catalogue(NamedTuple):
 
     def counts(among: tf.Tensor) -> Mapping[str, tf.Tensor]:
       comparisons = {
-        'above': scores > of_item,
+        'above': ~(scores <= of_item),  # NaN, too, which must not help.
         'tied': tf.equal(scores, of_item),
         'others': True,
       }
