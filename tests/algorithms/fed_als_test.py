@@ -192,6 +192,17 @@ def test_a_round_without_ratings_forgets_nothing() -> None:
 
 
 @pytest.mark.slow
+def test_ratings_without_noise_leave_posteriors_whole() -> None:
+  clients = _ratings(12, 0.0)
+  for fields in clients.values():
+    fields['y'] = np.full(25, 4, np.float32)
+  weights = _train(algorithms.build_fed_als(_model(mean=3.0)), clients, 25)
+  found = weights.trainable[tiers.GLOBAL]
+  assert np.abs(found['ratings/item']).max() < 0.1
+  assert np.linalg.eigvalsh(found['ratings/user_precision']).min() > 0
+
+
+@pytest.mark.slow
 def test_a_scale_makes_no_difference() -> None:
   """Ratings from 0 to 100 are predicted as the same ones in stars."""
   clients = _ratings(12, 0.5)

@@ -42,6 +42,10 @@ from tff_partial.templates import private_items
 from tff_partial.templates import rating_posteriors as posteriors
 from tff_partial.tiers import GLOBAL
 
+# Smallest variances of the noise and of users, in units: below, sums of float32
+# cancel, as where the model explains all ratings.
+_LEAST = 1e-5
+
 
 def build_fed_als(
   model: models.PartialModel,
@@ -202,9 +206,9 @@ def _update_priors(server: Server, found: Any, memory: float) -> Server:
   explained = tf.matmul(right, means, transpose_a=True)
   fitted = tf.matmul(means, tf.matmul(known, means), transpose_a=True)
   covariance = square - explained - tf.transpose(explained) + fitted
-  covariance /= tf.cast(number, tf.float64)
-  noise = sums['error'] / tf.maximum(sums['examples'], 1.0)
   unit = tf.eye(square.shape[0], dtype=tf.float64)
+  covariance = covariance / tf.cast(number, tf.float64) + _LEAST * unit
+  noise = tf.maximum(sums['error'] / tf.maximum(sums['examples'], 1.0), _LEAST)
   precision = tf.linalg.inv(tf.where(has_any, covariance, unit))
   tables = posteriors.tables_of(server.weights[GLOBAL])
   sizes = [server.weights[GLOBAL][name].shape[0] for name in tables]
