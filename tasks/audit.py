@@ -104,6 +104,11 @@ def main(config: Config, output: Output, audit: Audit) -> None:
       'The run claims no epsilon that an attack could refute. Give '
       '--target_epsilon or --noise_multiplier.'
     )
+  if not config.data.is_synthetic:
+    print(
+      'What an audit finds is one more release of its users: its epsilon adds '
+      'to that of any other run. With --data=synthetic it costs them nothing.'
+    )
   folder = Folder(output.output_dir)
   folder.take()
   task = load(config, releasing.at_start(config, folder))

@@ -190,8 +190,12 @@ class Privacy(Options):
   def _clipping(self, population: int, loop: Loop) -> clipping.Clipping:
     kinds = tff_partial.dp.clipping
     if self.dp_mechanism == TREE and self.clip is not None:
-      longest = max(population // loop.clients_per_round, 1)
-      return kinds.TreeNoise(self.clip, min(longest, loop.rounds))
+      # Not the run's rounds, so that it can go on with more of them.
+      fewest = min(population, self.simulated_population or population)
+      asked = tff_partial.training.sampling.num_asked(
+        loop.clients_per_round, loop.oversample
+      )
+      return kinds.TreeNoise(self.clip, max(fewest // asked, 1))
     if self.clip is not None:
       return kinds.FixedClip(self.clip)
     return kinds.AdaptiveClip(

@@ -153,6 +153,17 @@ def test_other_private_runs(tmp_path, flags, sampling):
   assert said['clip'] > 0.0
 
 
+def test_a_tree_does_not_end_with_the_run_which_may_go_on():
+  flags = (*commands.SMALL, *_NOISE, '--dp_mechanism=tree', '--clip=0.5')
+  runs = [
+    command_line.parse([*flags, '--oversample=2', f'--rounds={rounds}'])
+    for rounds in (2, 4)
+  ]
+  first, later = (run.privacy.ledger(480, run.loop).plan for run in runs)
+  assert first.terms == later.terms and first.epsilon < later.epsilon
+  assert first.sampling.rounds_per_tree == 48
+
+
 @pytest.mark.slow
 def test_parts_of_an_update_have_clips_of_their_own(tmp_path):
   train_small(tmp_path, *_NOISE, '--set=clip_parts=global', run=run_well)
@@ -218,6 +229,12 @@ def test_an_audit_says_what_a_run_proves_about_its_epsilon(tmp_path, flags):
   found = json.loads((tmp_path / 'audit.json').read_text())
   assert 0.0 <= found['proved_epsilon'] < found['claimed_epsilon']
   assert found['canaries'] == 100 and 8 <= found['guesses'] <= 100
+
+
+def test_an_audit_of_real_users_is_said_to_be_one_more_release(tmp_path):
+  where = (f'--data_dir={tmp_path}', f'--output_dir={tmp_path / "audit"}')
+  outcome = run_here('audit', '--noise_multiplier=1', *where)
+  assert 'its epsilon adds to that of any other run' in outcome.output
 
 
 @pytest.mark.slow
