@@ -353,7 +353,8 @@ class _AssignsInside(tf.keras.metrics.Sum):
     ),
     (
       {'metrics': [lambda y, p: tf.abs(p - tf.reduce_mean(p))[:, 0]]},
-      "Metric 'lambda' reads other examples of a batch, also those of weight 0",
+      "Metric 'lambda' reads other examples of a batch, also those of weight 0"
+      r'.*: \[batch, 1\] with labels or weights of \[batch\] makes',
     ),
     (
       {'metrics': lambda: [_AssignsInside(name='inside')]},

@@ -269,7 +269,8 @@ class PureMetrics:
     if not close(one, padded):
       raise ModelError(
         f'Metric {metric.name!r} reads other examples of a batch, also those '
-        'of weight 0, which fill batches up. Compute it of each example.'
+        'of weight 0, which fill batches up. Compute it of each example: '
+        '[batch, 1] with labels or weights of [batch] makes [batch, batch].'
       )
 
   def _counted(
