@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tff_partial.training import callbacks
+from tff_partial.training import selection
 from tff_partial.training.errors import ProgramError
 
 
@@ -98,10 +99,12 @@ def test_impossible_early_stopping_is_refused(options, expected):
     callbacks.EarlyStopping(**options)
 
 
-def test_to_prefer_the_lowest_accuracy_is_warned_of(caplog):
+def test_to_prefer_the_lowest_accuracy_or_highest_loss_is_warned_of(caplog):
   known = ['loss', 'accuracy']
   usual = callbacks.EarlyStopping(1, 'accuracy', higher_is_better=True)
   callbacks.check([callbacks.EarlyStopping(1), usual], known)
   assert not caplog.records
   callbacks.check([callbacks.EarlyStopping(1, 'accuracy')], known)
   assert 'takes the lowest accuracy for the best' in caplog.text
+  selection.warn_of_direction(selection.Selection('loss', True))
+  assert 'the highest loss for the best. If the lowest is, pass' in caplog.text

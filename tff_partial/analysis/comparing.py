@@ -105,6 +105,7 @@ def compare(
     | {'evaluate_every': evaluate_every, 'show_progress': show_progress},
     output_dir,
   )
+  selection.warn_of_direction(study.rule)
   runs, of_clients, history = [], [], []
   for name, settings in of_methods.items():
     setting, first = study.best(name, settings, chosen[0])

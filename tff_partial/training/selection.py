@@ -55,16 +55,16 @@ class Selection:
 
 
 def warn_of_direction(criterion: Any) -> None:
-  """Warn of one that takes the least of a metric whose name says otherwise."""
-  usual = re.search(
-    'acc|auc|precision|recall|f1|ndcg', criterion.metric.lower()
-  )
-  if usual and not criterion.higher_is_better:
+  """Warn of one that takes an end of a metric whose name says otherwise."""
+  takes_highest = criterion.higher_is_better
+  others = 'acc|auc|precision|recall|f1|ndcg|hit_rate|mrr'
+  if takes_highest:
+    others = 'loss|error|rmse|mse|mae|perplexity'
+  if re.search(others, criterion.metric.lower()):
+    ends = ('highest', 'lowest') if takes_highest else ('lowest', 'highest')
     logging.warning(
-      '%s takes the lowest %s for the best. If the highest is, add '
-      'higher_is_better=True.',
-      criterion,
-      criterion.metric,
+      '%s takes the %s %s for the best. If the %s is, pass higher_is_better=%s.',
+      *(criterion, ends[0], criterion.metric, ends[1], not takes_highest),
     )
 
 
