@@ -19,7 +19,7 @@ from tff_partial.solvers.exact import ExactError
 
 # A step is halved at most so often, and taken if it lowers the objective by
 # this share of what its slope promises.
-_HALVINGS, _SHARE = 12, 1e-4
+_HALVINGS, _SHARE = 40, 1e-4
 # Newton's method stops where a step promises less than this share of the
 # objective: about the rounding of losses in float32.
 _PROMISED = 1e-7
