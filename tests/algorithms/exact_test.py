@@ -127,7 +127,6 @@ def test_logistic_head_is_that_of_scikit_learn():
 
 @pytest.mark.slow
 def test_a_loss_without_curvature_far_away_is_minimized():
-  """Newton's first step is then of any length."""
   wanted = 9.0 * np.ones([_X.shape[1], 1], np.float32)
   fields = {'x': _X, 'y': _X @ wanted}
   found = _solved(_model(loss=tf.keras.losses.Huber()), Exact(1e-6), fields)

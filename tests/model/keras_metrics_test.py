@@ -185,6 +185,7 @@ _LIKE_TWO = np.array([[1, 0], [1, 0], [1, 0], [1, 1]], np.float32)
     # One of four labels is missed by 1, and they lie 5 from their mean.
     (metrics.R2Score, [[0], [1], [2], [3]], [[0], [1], [2], [4]], 0.8),
     (metrics.R2Score, _ONE, 0 * _ONE, _NAN),
+    (metrics.R2Score, np.full([5, 1], 3.7), np.zeros([5, 1]), _NAN),
   ],
 )
 def test_what_examples_leave_undefined_is_no_number(
@@ -193,7 +194,7 @@ def test_what_examples_leave_undefined_is_no_number(
   labels, predictions = np.float32(labels), np.float32(predictions)
   pure = _pure([build], labels, predictions)
   ((name, finalize),) = pure.finalizers().items()
-  state = _after(pure, labels, predictions, np.ones(4, np.float32))
+  state = _after(pure, labels, predictions, np.ones(len(labels), np.float32))
   np.testing.assert_allclose(finalize(state[name]), expected, rtol=1e-5)
 
 
