@@ -89,6 +89,12 @@ def _adapts() -> tf.keras.Model:
   return tf.keras.Sequential([tf.keras.Input([4]), layer, layers.Dense(1)])
 
 
+def _scales_at_random() -> tf.keras.Model:
+  scales = np.random.default_rng().normal(size=[4]).astype(np.float32)
+  inputs = tf.keras.Input([4])
+  return tf.keras.Model(inputs, layers.Dense(1)(inputs * scales))
+
+
 class _ReadsOutside(layers.Layer):
   def call(self, inputs):
     return inputs * _OUTSIDE
@@ -299,6 +305,10 @@ def _changing(*sizes: tuple[int, ...]) -> Callable[[], tf.keras.Model]:
       _stack(_Drawn()),
       "Variable '.*number' begins with another value each time that the model "
       'is built. Make it with `self.add_weight',
+    ),
+    (
+      _scales_at_random,
+      'has an array of other numbers each time that it is built. Draw it outs',
     ),
     (stack(4, layers.Flatten), 'The model has no trainable variable'),
     *(

@@ -106,6 +106,7 @@ class KerasSpec(NamedTuple):
     inputs: Structure of `tf.TensorSpec` of one example's input.
     outputs: Structure of `tf.TensorSpec` of one example's prediction.
     loss_scale: Multiplies gradients inside the model: see `loss_scaling`.
+    constants: Its arrays that are no variables, which each build is to repeat.
   """
 
   variables: tuple[VariableSpec, ...]
@@ -113,6 +114,7 @@ class KerasSpec(NamedTuple):
   inputs: Any
   outputs: Any
   loss_scale: float
+  constants: frozenset[bytes] = frozenset()
 
 
 def layers_of(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
@@ -271,8 +273,7 @@ class _Requests:
         )
       )
     made = {id(variable) for _, variable in self.made}
-    unmade = [v.name for v in model.variables if id(uncast(v)) not in made]
-    if unmade:
+    if unmade := [v.name for v in model.variables if id(uncast(v)) not in made]:
       raise ModelError(MADE_BEFORE.format(names=unmade))
     return tuple(found)
 
@@ -320,7 +321,8 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
   keras_refusals.refuse_lookups(graph, layers)
   for layer in layers:
     keras_refusals.refuse_layer(layer)
-  return spec_of(requests.variables(model, layers), layers, inputs, outputs)
+  found = spec_of(requests.variables(model, layers), layers, inputs, outputs)
+  return found._replace(constants=tracing.constants_of(graph))
 
 
 def spec_of(

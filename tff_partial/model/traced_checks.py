@@ -135,7 +135,7 @@ def trace(
     if not any(v.state for v in model.variables):
       # Where layers change a state, training has no padding.
       keras_refusals.refuse_joining('The model', predictions, batch['x'])
-  tracing.refuse_hidden_draws(graph)
+  tracing.refuse_hidden_draws(graph, model.spec.constants)
   if any(outside.dtype == tf.resource for outside, _ in graph.captures):
     raise ModelError(
       'The model reads a variable or a table that is none of its own. Make '

@@ -212,6 +212,16 @@ def operations(graph: Any) -> Iterator[tuple[str, str]]:
     yield node.name, node.op
 
 
+def constants_of(graph: Any) -> frozenset[bytes]:
+  """Return the constant arrays of floats in a graph."""
+  held = [op for op in graph.get_operations() if op.type == 'Const']
+  return frozenset(
+    value.SerializeToString(deterministic=True)
+    for value in (op.get_attr('value') for op in held)
+    if value.tensor_shape.dim and tf.DType(value.dtype).is_floating
+  )
+
+
 def _sources(tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
   """Return all operations that tensors are computed with."""
   found = {}
@@ -300,8 +310,14 @@ def _is_of_all(tensor: tf.Tensor) -> bool:
   )
 
 
-def refuse_hidden_draws(graph: Any) -> None:
-  """Raise an error if a traced model draws from a hidden generator."""
+def refuse_hidden_draws(graph: Any, constants: frozenset[bytes]) -> None:
+  """Refuse a traced model that draws by itself, or without its `constants`."""
+  if constants - constants_of(graph):
+    raise ModelError(
+      'The model has an array of other numbers each time that it is built. '
+      'Draw it outside the callable given to `from_keras`, or as a weight, '
+      '`self.add_weight(..., trainable=False)`, which follows from a seed.'
+    )
   for name, kind in operations(graph):
     if kind in _DRAWS:
       raise ModelError(
