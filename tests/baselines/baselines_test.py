@@ -62,14 +62,7 @@ def _clients() -> dict[str, planted.Fields]:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What rounds of all clients come to.
-
-  Attributes:
-    process: What was run.
-    weights: The global weights.
-    kept: What the clients remember.
-    state: The server's state.
-  """
+  """What rounds of all clients come to."""
 
   process: processes.PartialProcess
   weights: dict[str, np.ndarray]

@@ -11,12 +11,7 @@ WHOLE_FILE = '*whole file*'
 
 
 class Known(NamedTuple):
-  """A failure that is allowed.
-
-  Attributes:
-    pattern: Of the names `FILE::TEST`, as in a shell.
-    reason: Why it fails.
-  """
+  """A failure that is allowed, of names `FILE::TEST` as in a shell, and why."""
 
   pattern: str
   reason: str
@@ -37,11 +32,9 @@ class Verdict(NamedTuple):
 
 
 def read_allowed(text: str) -> list[Known]:
-  """Reads the allow-list.
+  """Reads the allow-list: a pattern, two spaces or more, and a reason a line.
 
-  Args:
-    text: On each line a pattern, two spaces or more, and a reason. Empty lines
-      and those that begin with # say nothing.
+  Empty lines and those that begin with # say nothing.
 
   Raises:
     ValueError: If a pattern has no reason.
@@ -80,13 +73,7 @@ def read_results(xml: str) -> dict[str, str | None]:
 def judge(
   results: Mapping[str, Mapping[str, str | None]], known: Iterable[Known]
 ) -> Verdict:
-  """Compares what failed with what may.
-
-  Args:
-    results: From each file to its tests, and for each what it says if it
-      fails.
-    known: The allow-list.
-  """
+  """Compares what failed with what may."""
   failed, allowed, used = {}, {}, set()
   known = list(known)
   for file, tests in results.items():
@@ -115,13 +102,7 @@ def judge(
 def results_of(
   path: pathlib.Path, status: int | None, said: str
 ) -> dict[str, str | None]:
-  """What became of a file.
-
-  Args:
-    path: Where it should have written its results.
-    status: Its exit status; None if it took too long.
-    said: The end of what it wrote.
-  """
+  """What became of a file; a status of None says that it took too long."""
   if status is None:
     return {WHOLE_FILE: 'it took too long'}
   if path.is_file():

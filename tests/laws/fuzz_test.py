@@ -113,12 +113,7 @@ def _is_for_users(message: str) -> None:
 
 
 class _Reader(NamedTuple):
-  """Something that reads files.
-
-  Attributes:
-    write: Writes them; returns those that are damaged in turn.
-    read: Reads them; checks that what was read makes sense.
-  """
+  """Writes files and returns those to damage; reads and checks them."""
 
   write: Callable[[pathlib.Path], list[pathlib.Path]]
   read: Callable[[pathlib.Path], Any]

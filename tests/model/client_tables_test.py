@@ -101,13 +101,7 @@ def _pack(
 
 
 class _Run(NamedTuple):
-  """A process between two rounds.
-
-  Attributes:
-    process: The process.
-    state: The server's.
-    store: What families remember.
-  """
+  """A process between two rounds."""
 
   process: processes.PartialProcess
   state: Any

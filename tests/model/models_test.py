@@ -29,15 +29,7 @@ _MSE = tf.keras.losses.MeanSquaredError()
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A Keras model and what to give it.
-
-  Attributes:
-    build: Makes the model.
-    inputs: A batch of inputs.
-    labels: A batch of labels.
-    loss: The loss.
-    options: Further arguments of `from_keras`.
-  """
+  """A Keras model and what to give it."""
 
   build: Callable[[], tf.keras.Model]
   inputs: Any

@@ -97,13 +97,7 @@ def compare(
 ) -> bool:
   """Says how far we are from a reference, and from one with a departure.
 
-  Args:
-    one: What is compared.
-    mine: Our result.
-    theirs: The results of the reference by name.
-
-  Returns:
-    Whether we agree, and would not with any of the departures.
+  Returns whether we agree, and would not with any of the departures.
   """
   agree = True
   for left_in in (None, *one.taken_out):

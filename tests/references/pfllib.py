@@ -38,7 +38,6 @@ def prepare(source: pathlib.Path, examples: Sequence[Any] = ()) -> None:
   """Makes the sources importable, and gives them our clients' examples.
 
   Args:
-    source: The checkout.
     examples: Those of each client, pairs; those of the problem by default.
   """
   sys.path.insert(0, str(source / 'system'))

@@ -129,7 +129,6 @@ class Comparison:
     method: What papers call it.
     reference: A key of `REFERENCES`.
     taken_out: Keys of `DEPARTURES`.
-    settings: What both are run with.
     tolerance: By how much any number may differ.
   """
 

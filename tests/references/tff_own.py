@@ -76,10 +76,6 @@ def run(
 ) -> problem.Arrays:
   """Trains as TFF does.
 
-  Args:
-    comparison: What is compared.
-    left_in: Departures that are not taken out; TFF has none.
-
   Returns:
     The server's weights at the end.
   """

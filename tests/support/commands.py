@@ -51,8 +51,6 @@ class Outcome(NamedTuple):
 
   Attributes:
     status: The exit status; negative for a signal.
-    output: What it printed.
-    errors: What it printed to the error output.
   """
 
   status: int
@@ -61,12 +59,7 @@ class Outcome(NamedTuple):
 
 
 def run_here(name: str, *arguments: str) -> Outcome:
-  """Runs a binary in this process; an exception that it lets pass is raised.
-
-  Args:
-    name: Of the binary.
-    *arguments: The command line.
-  """
+  """Runs a binary in this process; an exception that it lets pass is raised."""
   program = importlib.import_module(f'tasks.{name}').PROGRAM
   output, errors = io.StringIO(), io.StringIO()
   before, verbosity = sys.argv, logging.get_verbosity()
@@ -108,7 +101,6 @@ class Trained(NamedTuple):
 
   Attributes:
     folder: What it wrote. Copy it to change it.
-    outcome: How it ended.
   """
 
   folder: pathlib.Path
@@ -155,19 +147,10 @@ def command(name: str, *arguments: str) -> list[str]:
 
 
 class Program:
-  """A program that was started, and all that it started in turn.
-
-  Attributes:
-    process: The program.
-  """
+  """A program that was started, and all that it started in turn."""
 
   def __init__(self, arguments: list[str], variables: Mapping[str, str]):
-    """Starts it, in the root of the checkout.
-
-    Args:
-      arguments: The command.
-      variables: The environment.
-    """
+    """Starts it, in the root of the checkout."""
     self._mark = uuid.uuid4().hex
     self.process = subprocess.Popen(
       arguments,
@@ -236,12 +219,7 @@ def run_program(arguments: list[str], **changes: str | None) -> Outcome:
 
 
 def is_for_users(outcome: Outcome, *expected: str) -> None:
-  """Checks that a program ended with one paragraph for its user.
-
-  Args:
-    outcome: How it ended.
-    *expected: What the paragraph must name.
-  """
+  """Checks that a program ended with one paragraph for users, as expected."""
   message = outcome.errors.strip()
   assert outcome.status in (1, 2), outcome
   assert 'Traceback' not in message, message
@@ -276,10 +254,6 @@ def repeatable_rows(folder: pathlib.Path) -> list[dict[str, str]]:
 
 def parse(program: str, arguments: list[str]) -> None:
   """Read the options of a program, and of the runs that a sweep starts.
-
-  Args:
-    program: The name of a module of `tasks`.
-    arguments: Its command line, without the name.
 
   Raises:
     flags.Error: If there is no such flag.

@@ -122,9 +122,7 @@ class Drawn(NamedTuple):
   """A computation and what to call it with.
 
   Attributes:
-    computation: The computation.
     arguments: Its arguments: values of clients, then one of the server.
-    size: The number of clients.
   """
 
   computation: tff.Computation

@@ -62,8 +62,6 @@ class World:
   """A process, clients to train with, and clients to measure.
 
   Attributes:
-    process: The process.
-    clients: Who takes part.
     validation: An evaluation set, of other clients or of what these remember.
   """
 
