@@ -83,7 +83,7 @@ def test_table_as_text() -> None:
   assert latex.count(r'\\') == 3
 
 
-def test_equal_differences_and_small_numbers_are_not_those_of_rounding() -> None:
+def test_rounding_makes_no_difference_and_hides_none() -> None:
   runs = _invented().runs.query('seed < 2')
   # In float32, as Keras measures: the other is better by 0.0005 both times.
   measured = np.float32([0.0012, 0.0017, 0.0085, 0.009]).astype(float)

@@ -83,8 +83,7 @@ def compare(
     show_progress: As for `train`.
 
   Raises:
-    AnalysisError: If there is no method or seed, a seed occurs twice, or two
-      methods would have one folder.
+    AnalysisError: If methods or seeds are missing, or seeds or folders repeat.
     UserError: As from `train` and `evaluate`; if the metric is not one number.
   """
   _check_kind('seeds', seeds, Iterable, 'a list such as `[0, 1]`')

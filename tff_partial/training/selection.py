@@ -63,7 +63,7 @@ def warn_of_direction(criterion: Any) -> None:
   if re.search(others, criterion.metric.lower()):
     ends = ('highest', 'lowest') if takes_highest else ('lowest', 'highest')
     logging.warning(
-      '%s takes the %s %s for the best. If the %s is, pass higher_is_better=%s.',
+      '%s takes the %s %s for the best. If the %s is, set higher_is_better=%s.',
       *(criterion, ends[0], criterion.metric, ends[1], not takes_highest),
     )
 
