@@ -107,4 +107,4 @@ def test_to_prefer_the_lowest_accuracy_or_highest_loss_is_warned_of(caplog):
   callbacks.check([callbacks.EarlyStopping(1, 'accuracy')], known)
   assert 'takes the lowest accuracy for the best' in caplog.text
   selection.warn_of_direction(selection.Selection('loss', True))
-  assert 'the highest loss for the best. If the lowest is, pass' in caplog.text
+  assert 'the highest loss for the best. If the lowest is, set' in caplog.text
