@@ -128,7 +128,7 @@ def compose(
   """
   check_aggregation(aggregation)
   aggregator = aggregation.aggregator or aggregators.MeanFactory()
-  weighting = aggregation.client_weighting or ClientWeighting.NUM_EXAMPLES
+  weighting = aggregation.client_weighting
   postprocess = aggregation.postprocess_update
   server_optimizer = server_optimizer or phases.sgd(1.0)
   if aggregation.mean_of_members:

@@ -430,6 +430,14 @@ def test_models_without_weights_for_the_server_are_refused():
       'Pass ClientWeighting.UNIFORM',
     ),
     (
+      {
+        'aggregation': Aggregation(
+          _PRIVATE, messages.ClientWeighting.NUM_EXAMPLES
+        )
+      },
+      'client_weighting: .* takes no weights of clients. Leave it out',
+    ),
+    (
       {'aggregation': Aggregation(client_weighting='uniform')},
       "client_weighting='uniform': give a `ClientWeighting`, or a function",
     ),

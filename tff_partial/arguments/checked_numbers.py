@@ -8,9 +8,7 @@ from typing import Any
 def why_not_whole(value: Any, at_least: int | None = None) -> str:
   """Return why a value is not a whole number, or '' if it is one.
 
-  Args:
-    value: The given value.
-    at_least: The least number that is accepted; any by default.
+  The least number that is accepted is `at_least`; any by default.
   """
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     return f'expected a whole number, found {value!r}'
@@ -29,22 +27,14 @@ def check_whole(
 
 
 def why_not_finite(value: Any) -> str:
-  """Return why a value is not a finite number, or '' if it is one.
-
-  Args:
-    value: The given value.
-  """
+  """Return why a value is not a finite number, or '' if it is one."""
   if isinstance(value, numbers.Real) and math.isfinite(value):
     return ''
   return f'expected a finite number, found {value!r}'
 
 
 def why_negative(value: Any) -> str:
-  """Return why a value is not a finite number of 0 or more, or '' if it is one.
-
-  Args:
-    value: The given value.
-  """
+  """Return why a value is not a finite number of 0 or more, or '' if it is."""
   if not why_not_finite(value) and value >= 0:
     return ''
   return f'expected a finite number of 0 or more, found {value!r}'

@@ -213,12 +213,7 @@ class Vocabulary:
 
 
 def check_alike(trained: Any, measured: Any) -> None:
-  """Refuse clients whose values have other ids than those of training.
-
-  Args:
-    trained: The source of clients that train.
-    measured: That of clients that are measured.
-  """
+  """Refuse measured clients whose values have other ids than in training."""
   # In the file of a run, a column of number 1 is '1'.
   found = {str(c): v for c, v in getattr(measured, 'vocabularies', {}).items()}
   for column, known in getattr(trained, 'vocabularies', {}).items():

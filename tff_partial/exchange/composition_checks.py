@@ -26,12 +26,13 @@ from tff_partial.joins.robust import RobustFactory
 def check_parts(
   aggregator: Any,
   server_optimizer: Any,
-  client_weighting: ClientWeighting | ClientWeightFn,
+  client_weighting: ClientWeighting | ClientWeightFn | None,
   postprocess_update: PostprocessUpdate | None,
   statistics: Sequence[Statistic],
 ) -> None:
   """Check what does not depend on the clients' work; see `compose`."""
   _check_joining(aggregator, server_optimizer)
+  _check_weighting(aggregator, client_weighting)
   _check_statistics(statistics, postprocess_update)
   _check_privacy(aggregator, postprocess_update, client_weighting, statistics)
 
@@ -52,6 +53,17 @@ def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
   if not isinstance(server_optimizer, phases.Optimizer):
     raise CompositionError(
       f'The server optimizer must be {optimizers.instead_of(server_optimizer)}'
+    )
+
+
+def _check_weighting(aggregator: aggregators.Factory, given: Any) -> None:
+  """Refuse a given weighting where an aggregator takes no weights."""
+  if given not in (None, ClientWeighting.UNIFORM) and isinstance(
+    aggregator, tff.aggregators.UnweightedAggregationFactory
+  ):
+    raise CompositionError(
+      f'client_weighting: {type(aggregator).__name__} takes no weights of '
+      'clients. Leave it out, or take another aggregator.'
     )
 
 
@@ -88,7 +100,7 @@ def _check_statistics(
 def _check_privacy(
   aggregator: aggregators.Factory,
   postprocess_update: PostprocessUpdate | None,
-  client_weighting: ClientWeighting | ClientWeightFn,
+  client_weighting: ClientWeighting | ClientWeightFn | None,
   statistics: Sequence[Statistic],
 ) -> None:
   """Check that clients send nothing without noise if updates get noise."""

@@ -61,14 +61,14 @@ class ClientUpdateSpec(NamedTuple):
 
   Attributes:
     tiers: The tiers whose updates are sent.
-    weighting: How clients are weighted.
+    weighting: How clients are weighted, None by their examples.
     by_rows: True to send only rows of tables of which only these are trained.
     postprocess_update: Transforms a client's update before it is sent, or None.
     statistics: What is sent besides the update.
   """
 
   tiers: Sequence[str]
-  weighting: ClientWeighting | ClientWeightFn
+  weighting: ClientWeighting | ClientWeightFn | None
   by_rows: bool
   postprocess_update: PostprocessUpdate | None
   statistics: Sequence[Statistic]
@@ -217,7 +217,7 @@ def _keep_old_state_if_not_finite(
 
 def _weighed(
   result: local_training.ClientResult,
-  client_weighting: ClientWeighting | ClientWeightFn,
+  client_weighting: ClientWeighting | ClientWeightFn | None,
 ) -> tuple[local_training.ClientResult, tf.Tensor]:
   """Compute a client's weight.
 
@@ -225,7 +225,7 @@ def _weighed(
     The client's result, which is not finite if its weight is negative or not
     finite, and the weight, float32.
   """
-  if client_weighting is ClientWeighting.NUM_EXAMPLES:
+  if client_weighting in (None, ClientWeighting.NUM_EXAMPLES):
     return result, tf.cast(result.num_examples, tf.float32)
   if client_weighting is ClientWeighting.UNIFORM:
     return result, tf.cast(result.num_examples > 0, tf.float32)

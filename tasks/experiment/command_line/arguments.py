@@ -47,22 +47,13 @@ def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
 
 
 def algorithm_of(arguments: Sequence[str]) -> str:
-  """Find the algorithm that a command line chooses.
-
-  Args:
-    arguments: The command line, with recipes and files of flags expanded.
-  """
+  """Find the algorithm that an expanded command line chooses."""
   chosen = [a for a in arguments if a.startswith(_ALGORITHM)]
   return chosen[-1].removeprefix(_ALGORITHM) if chosen else Config().algorithm
 
 
 def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
-  """Remove the flags that only other algorithms read.
-
-  Args:
-    arguments: A command line, with recipes and files of flags expanded.
-    algorithm: The algorithm.
-  """
+  """Remove what only other algorithms read from an expanded command line."""
   if algorithm not in algorithms.ALGORITHMS:
     return list(arguments)  # The algorithm is refused later.
   return _without(arguments, algorithms.unread(algorithm))
@@ -182,10 +173,7 @@ def _refuse_options(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> Config:
-  """Read an experiment from a command line.
-
-  Args:
-    arguments: Flags of `tasks.train`, such as `--rounds=10`.
+  """Read an experiment from flags of `tasks.train`, such as `--rounds=10`.
 
   Raises:
     OptionError: If there is no such flag, or its value is impossible.

@@ -307,11 +307,7 @@ def labelled(
 
 
 def describe(report: Mapping[str, Any]) -> str:
-  """Return the text that a run prints about its privacy.
-
-  Args:
-    report: `privacy` in its result.
-  """
+  """Return the text that a run prints about `privacy` in its result."""
   simulated = (
     ' A SIMULATION: anyone who knows its seeds sees through the noise.'
   )
