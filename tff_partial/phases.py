@@ -352,8 +352,9 @@ Part: TypeAlias = (
 Work: TypeAlias = Sequence[Part]
 
 # What interleaved phases have in common: their batches.
-_OF_EPOCHS = 'epochs', 'max_steps', 'shuffle'
-SCHEDULE = 'on', 'batch_size', 'drop_remainder', *_OF_EPOCHS
+SCHEDULE = (
+  *('on', 'batch_size', 'drop_remainder', 'epochs', 'max_steps', 'shuffle'),
+)
 
 
 def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:

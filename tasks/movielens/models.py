@@ -172,6 +172,8 @@ class UserBias(_OwnWeight):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class AbsoluteError(tf.keras.metrics.Mean):
+  """Mean absolute error of ratings."""
+
   def __init__(
     self, scale: Scale | None = None, name: str = 'mae', **kwargs: Any
   ):
@@ -180,6 +182,7 @@ class AbsoluteError(tf.keras.metrics.Mean):
     self.scale = None if scale is None else (scale[0], scale[1])
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
+    """Return the values to average, `[batch]`: the distances."""
     return distance
 
   def update_state(

@@ -27,6 +27,7 @@ def fingerprint(word: str) -> int:
 
 
 def fingerprints(words: Sequence[str]) -> np.ndarray:
+  """Return the fingerprints of words, uint64 `[words]`."""
   return np.array([fingerprint(word) for word in words], np.uint64)
 
 

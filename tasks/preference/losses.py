@@ -56,6 +56,7 @@ class PreferenceAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
+    """Add a batch of labels `[batch, 4]`; only the first is predicted."""
     return super().update_state(
       y_true[:, IS_LIKED], logits_of(y_pred), sample_weight
     )

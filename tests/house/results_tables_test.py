@@ -80,10 +80,12 @@ def test_runs_make_a_row(tmp_path, pages):
   for seed, rmse in enumerate((0.8, 1.0)):
     run_folders.write(runs, f'seed{seed}', seed=seed, rmse=rmse)
   results_tables.add('mine', 'four', runs, ['RMSE ↓=rmse'], pages=pages)
-  results_tables.add('mine', 'two', runs, ['ACC, % ↑=rmse'], pages=pages)
+  for column in ('ACC, % ↑', 'of 5 %'):
+    results_tables.add('mine', 'two', runs, [f'{column}=rmse'], pages=pages)
   frame = pd.read_csv(pages / 'tables/mine.csv', index_col='row')
   assert frame.loc['four', ['RMSE ↓', 'RMSE ↓ ±']].tolist() == [0.9, 0.141]
   assert frame.loc['two', ['ACC, % ↑', 'ACC, % ↑ ±']].tolist() == [90.0, 14.1]
+  assert frame.loc['two', 'of 5 %'] == 0.9
   assert frame.loc['one', 'RMSE ↓'] == 0.81
 
 

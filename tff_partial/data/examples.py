@@ -328,11 +328,12 @@ def _of_one_length(
   """Pad all fields of open length to the length of the inputs."""
   x, specs = checked['x'], example_spec['x']
   longest = lengths.longest(x, specs)
+  wanted = lengths.of_examples(x, specs)
 
   def fit(spec: tf.TensorSpec, array: np.ndarray, raw: Any) -> np.ndarray:
     if not lengths.is_open(spec):
       return array
-    if wrong := lengths.why_unlike(raw, array, x, specs):
+    if wrong := lengths.why_unlike(raw, array, longest, wanted):
       raise ClientDataError(
         f'{where}: a label or weight has {wrong}. Give each step of the input '
         'one.'

@@ -120,14 +120,27 @@ def of_examples(
   return np.asarray(join.reduce(steps))
 
 
-def why_unlike(given: Any, array: np.ndarray, inputs: Any, specs: Any) -> str:
-  """Return why sequences, in an `array`, have no element for each step."""
-  if array.shape[1] > (most := longest(inputs, specs)):
-    return f'{array.shape[1]} steps, but no input has more than {most}'
-  rows = given.row_lengths() if hasattr(given, 'row_lengths') else None
-  found = map(len, given) if rows is None else rows.numpy().tolist()
-  wanted = of_examples(inputs, specs)
-  for place, (steps, least) in enumerate(zip(found, wanted, strict=False)):
-    if steps < least:
-      return f'{steps} steps in example {place}, whose input has {least}'
-  return ''
+def why_unlike(
+  given: Any, array: np.ndarray, longest: int, wanted: np.ndarray
+) -> str:
+  """Return why some sequences lack an element for a step, or ''.
+
+  Args:
+    given: A sequence for each example, also ragged.
+    array: The same, padded: `[examples, steps, ...]`.
+    longest: The steps of the longest input.
+    wanted: The steps of each example's shortest input, `[examples]`.
+  """
+  if array.shape[1] > longest:
+    return f'{array.shape[1]} steps, but no input has more than {longest}'
+  if hasattr(given, 'row_lengths'):
+    found = given.row_lengths().numpy()
+  else:
+    found = np.array([len(sequence) for sequence in given], np.int64)
+  places = np.flatnonzero(found < wanted)
+  if not places.size:
+    return ''
+  place = places[0]
+  return (
+    f'{found[place]} steps in example {place}, whose input has {wanted[place]}'
+  )

@@ -136,8 +136,11 @@ def mechanisms_of(
   aggregator: aggregators.Factory, postprocess_update: PostprocessUpdate | None
 ) -> list[mechanisms.Mechanism]:
   """Return all mechanisms that clip and noise what clients send."""
-  parts = aggregator, postprocess_update
-  return [m for p in parts if (m := getattr(p, 'mechanism', None)) is not None]
+  found = (
+    getattr(part, 'mechanism', None)
+    for part in (aggregator, postprocess_update)
+  )
+  return [one for one in found if one is not None]
 
 
 def check_work(

@@ -2,7 +2,8 @@
 
 Two operations that come with most gradients are not builtin operators of
 TFLite: the gradient of `x[:, None]`, and Keras's cross-entropy of integer
-labels. In a SavedModel, calls of functions without them take their place.
+labels. Both can be written with other operations. So functions that do so are
+added to a SavedModel, and calls of them replace these operations.
 """
 
 import collections
@@ -48,7 +49,7 @@ def _adds_axes_alone(node: Any, others: Mapping[str, Any]) -> bool:
   if steps is None or steps.op != 'Const':
     return False
   strides = np.atleast_1d(tf.make_ndarray(steps.attr['value'].tensor))
-  # Reading a default from the node itself would add it, as nothing.
+  # To read an absent attribute of the node itself would add an empty one.
   mask = collections.Counter({n: value.i for n, value in node.attr.items()})
   whole = mask['begin_mask'] & mask['end_mask']
   whole |= mask['new_axis_mask'] | mask['ellipsis_mask']

@@ -106,7 +106,7 @@ class KerasSpec(NamedTuple):
     inputs: Structure of `tf.TensorSpec` of one example's input.
     outputs: Structure of `tf.TensorSpec` of one example's prediction.
     loss_scale: Multiplies gradients inside the model: see `loss_scaling`.
-    constants: Its arrays that are no variables, which each build is to repeat.
+    constants: Digests of its constant arrays, which each build is to repeat.
   """
 
   variables: tuple[VariableSpec, ...]

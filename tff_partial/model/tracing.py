@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import hashlib
 import itertools
 import re
 from typing import Any
@@ -213,10 +214,10 @@ def operations(graph: Any) -> Iterator[tuple[str, str]]:
 
 
 def constants_of(graph: Any) -> frozenset[bytes]:
-  """Return the constant arrays of floats in a graph."""
+  """Return digests of the constant arrays of floats in a graph."""
   held = [op for op in graph.get_operations() if op.type == 'Const']
   return frozenset(
-    value.SerializeToString(deterministic=True)
+    hashlib.sha256(value.SerializeToString(deterministic=True)).digest()
     for value in (op.get_attr('value') for op in held)
     if value.tensor_shape.dim and tf.DType(value.dtype).is_floating
   )
