@@ -304,7 +304,9 @@ def build_query_evaluation(
       f'train={phases.changed(personalise).train}.'
     )
   adapts = bool(before) or personalise is not None
-  support, query = split or (splits.halves() if adapts else splits.same())
+  support, query = splits.given_or(
+    split, splits.halves() if adapts else splits.same()
+  )
   if weights_fn is None and tiers.PERSONAL in train:
     weights_fn = tiers.personal_copy
   measure = phases.Phase(

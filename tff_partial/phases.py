@@ -136,12 +136,12 @@ class Phase:
     object.__setattr__(self, 'train', train)
     half = 'one part of a split, such as `splits.halves().support`'
     spelling.check_kind('on', self.on, splits.Part, half, PhaseError)
-    if not (self.weights_fn is None or callable(self.weights_fn)):
-      raise PhaseError(
-        f'weights_fn={self.weights_fn!r}: which weights the model reads is a '
-        'function of those that the client holds, such as '
-        '`tiers.server_and_local_weights` or `tiers.personal_copy`.'
-      )
+    read = "a function of the client's weights, such as `tiers.personal_copy`"
+    spelling.check_kind(
+      'weights_fn', self.weights_fn, Callable | None, read, PhaseError
+    )
+    if wrong := spelling.why_no_pattern(self.variable_filter or ''):
+      raise PhaseError(f'variable_filter={wrong}')
     several = 'functions in brackets, such as `(terms.proximal(0.1),)`'
     spelling.check_kind('terms', self.terms, list | tuple, several, PhaseError)
     self._check_predict_fn()
@@ -195,15 +195,11 @@ class Phase:
     return f'Phase({", ".join(f"{k}={v}" for k, v in chosen.items())})'
 
   def _check_predict_fn(self) -> None:
-    if self.predict_fn is None:
-      return
-    if not callable(self.predict_fn):
-      raise PhaseError(
-        f'predict_fn={self.predict_fn!r}: what a client predicts in the place '
-        "of the model's predictions is a function of what it knows, a "
-        '`ClientContext`.'
-      )
-    if self.train and self.use_model_loss:
+    answer = 'a function from a `ClientContext` to predictions'
+    spelling.check_kind(
+      'predict_fn', self.predict_fn, Callable | None, answer, PhaseError
+    )
+    if self.predict_fn and self.train and self.use_model_loss:
       raise PhaseError(
         f'train={self.train}: a phase that trains learns from the predictions '
         'of the model, so that it has no `predict_fn`. Measure in a phase of '

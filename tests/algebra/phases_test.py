@@ -718,6 +718,7 @@ def test_weights_that_are_no_numbers_are_noticed():
       {'epochs': 0},
       'epochs must be positive, found 0. To skip a phase, pass max_steps=0',
     ),
+    ({'variable_filter': 'a('}, r"variable_filter='a\(' is not a regular"),
     ({'max_steps': -1}, 'max_steps: expected at least 0, found -1'),
     (
       {'drop_remainder': True, 'batch_size': None},
@@ -725,7 +726,7 @@ def test_weights_that_are_no_numbers_are_noticed():
     ),
     (
       {'train': (tiers.PERSONAL,), 'weights_fn': 'mixture'},
-      "weights_fn='mixture': which weights the model reads is a function",
+      "weights_fn: expected a function of the client's weights, .* found a str",
     ),
     (
       {'train': (tiers.GLOBAL, tiers.PERSONAL)},

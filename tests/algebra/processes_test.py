@@ -400,7 +400,7 @@ def test_models_without_weights_for_the_server_are_refused():
   [
     (
       {'aggregation': Aggregation(aggregator=tff.aggregators.MeanFactory)},
-      r'must be a factory such as `tff.aggregators.MeanFactory\(\)`, found',
+      r'expected a factory such as `tff.aggregators.MeanFactory\(\)`, found',
     ),
     (
       {'server_optimizer': tf.keras.optimizers.SGD()},

@@ -351,7 +351,10 @@ def test_a_phase_measures_what_the_client_answers(model):
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'predict_fn': 3}, 'predict_fn=3: .* is a function of what it knows'),
+    (
+      {'predict_fn': 3},
+      'predict_fn: expected a function from a .* found an? int',
+    ),
     (
       {'predict_fn': lambda client: None, 'train': (tiers.LOCAL,)},
       r"train=\('local',\): .* so that it has no `predict_fn`",

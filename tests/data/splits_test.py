@@ -193,11 +193,18 @@ def test_a_field_of_two_types_is_refused():
     splits.example_fields(*splits.by_time('a'), *splits.by_mark('a'))
 
 
-@pytest.mark.parametrize('share', [0.0, 1.0, -0.5, 2, float('nan')])
+@pytest.mark.parametrize('share', [0.0, 1.0, 2, float('nan'), '0.5'])
 @pytest.mark.parametrize('build', [splits.fraction, splits.by_time])
 def test_a_share_that_is_none_is_refused(build, share):
-  with pytest.raises(ClientDataError, match=f'between 0 and 1, found {share}'):
+  with pytest.raises(
+    ClientDataError, match=f'between 0 and 1, found {share!r}'
+  ):
     build(share=share)
+
+
+def test_a_share_alone_is_no_split():
+  with pytest.raises(ClientDataError, match='expected a `Split`, .* a float'):
+    splits.given_or(0.5, splits.halves())
 
 
 @pytest.mark.parametrize('places', [(-1, None), (-1, 3), (4, 3)])

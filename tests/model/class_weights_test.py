@@ -106,8 +106,9 @@ def test_labels_without_a_weight_are_refused_when_packed():
   [
     ({0: 1.0, 1: 5.0}, r'classes \[0, 1\], but the model predicts 3'),
     ({0: 1, 1: 5, 2: 1, 7: 1}, r'classes \[0, 1, 2, 7\]'),
-    ({0: 1, 1: 5, 2: -1}, 'class 2 has the weight -1.0'),
-    ({0: 1, 1: math.nan, 2: 1}, 'class 1 has the weight nan'),
+    ({0: 1, 1: 5, 2: -1}, 'class 2: expected .* 0 or more, found -1'),
+    ({0: 1, 1: math.nan, 2: 1}, 'class 1: .* found nan'),
+    ({0: 1, 1: '5', 2: 1}, "class 1: .* found '5'"),
     ([1.0, 5.0, 0.5], 'expected a mapping from class to weight'),
   ],
 )

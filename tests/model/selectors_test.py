@@ -131,6 +131,8 @@ def test_groups_need_variables_and_a_number(options):
       {'local': 'a('},
       r"local='a\(' is not a regular expression: missing \), .*position 1",
     ),
+    (_three, {'num_groups': '2'}, "num_groups: expected a whole .* found '2'"),
+    (_three, {'initial_weights': {'a': 1}}, 'a Keras model or .* found a dict'),
     (
       _three,
       {'local': layers.Dense},

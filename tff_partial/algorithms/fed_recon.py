@@ -63,7 +63,7 @@ def build_fed_recon(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  support, query = split or splits.halves()
+  support, query = splits.given_or(split, splits.halves())
   solve = changed(
     phases.placed(reconstruct, support), train=(LOCAL,), measured=False
   )

@@ -150,7 +150,7 @@ def build_hpfl(
       'give drafts=None for HPFL-K.'
     )
   _check(model, attributes, tables, threshold)
-  train_on, measure_on = split or splits.by_mark('is_validation')
+  train_on, measure_on = splits.given_or(split, splits.by_mark('is_validation'))
   names = model.specs(GLOBAL) if public else ()
   shared = [n for n in names if average_others or n in attributes.rows]
   sharing = _Sharing(attributes, shared, tables, by_nearness, join)

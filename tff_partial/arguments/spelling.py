@@ -48,6 +48,15 @@ def check_names(
       )
 
 
+def why_no_pattern(pattern: Any) -> str:
+  """Return why a value is not a regular expression, or '' if it is one."""
+  try:
+    re.compile(pattern)
+  except (re.error, TypeError) as error:
+    return f'{pattern!r} is not a regular expression: {error}.'
+  return ''
+
+
 def check_patterns(
   where: str, patterns: Iterable[str], names: Collection[str]
 ) -> None:
@@ -59,6 +68,8 @@ def check_patterns(
     names: The names of all variables.
   """
   for pattern in patterns:
-    if not any(re.fullmatch(pattern, name) for name in names):
+    wrong = why_no_pattern(pattern)
+    if not (wrong or any(re.fullmatch(pattern, name) for name in names)):
       wrong = unknown('variable', [pattern], names)
+    if wrong:
       raise SettingError(f'{where}: {wrong} The variables are {list(names)}.')

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.arguments import spelling
 from tff_partial.data import examples
 
 # The order of fields in tuples, as in Keras's `fit`.
@@ -34,11 +35,8 @@ def as_fields(given: Any, example_spec: Any, where: str) -> Mapping[str, Any]:
     given = {column: given[column].to_numpy() for column in given.columns}
   if isinstance(given, (tuple, list)) and len(given) in (2, 3):
     return dict(zip(_ORDER, given, strict=False))
-  if not isinstance(given, Mapping):
-    raise examples.ClientDataError(
-      f'{where}: expected fields, `{{"x": ..., "y": ...}}`, a tuple `(x, y)` '
-      f'or a `tf.data.Dataset`, found {type(given).__name__}.'
-    )
+  what = 'fields, `{"x": ..., "y": ...}`, a tuple or a `tf.data.Dataset`'
+  spelling.check_kind(where, given, Mapping, what, examples.ClientDataError)
   inputs = example_spec['x']
   if 'x' in given or not isinstance(inputs, Mapping):
     return given

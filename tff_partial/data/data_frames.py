@@ -11,6 +11,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.arguments import spelling
 from tff_partial.data import examples
 from tff_partial.data import lengths
 from tff_partial.data.vocabularies import as_text
@@ -169,11 +170,10 @@ class FrameTable:
       )
     if isinstance(encode, Mapping):
       for column, given in encode.items():
-        if not isinstance(given, Vocabulary):
-          raise examples.ClientDataError(
-            f'encode={{{column!r}: ...}}: expected a Vocabulary, found a '
-            f'{type(given).__name__}. Make one: `Vocabulary(values)`.'
-          )
+        spelling.check_kind(
+          *(f'encode={{{column!r}: ...}}', given, Vocabulary),
+          *('a `Vocabulary(values)`', examples.ClientDataError),
+        )
       return dict(encode)
     made = {}
     for column in columns:

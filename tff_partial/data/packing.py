@@ -87,11 +87,8 @@ def pack(
       example.
   """
   for name, given in (('clients', clients), ('query', query or {})):
-    if not isinstance(given, Mapping):
-      raise examples.ClientDataError(
-        f'{name}: expected a mapping from client id to examples, found a '
-        f'{type(given).__name__}. Of a data frame, `from_pandas` makes clients.'
-      )
+    what = 'a mapping from client id to examples, or `from_pandas(frame, ...)`'
+    spelling.check_kind(name, given, Mapping, what, examples.ClientDataError)
   read = example_spec
   if query is not None:
     clients = _marked(clients, query, example_spec)

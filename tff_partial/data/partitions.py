@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tff_partial import random_bits
+from tff_partial.arguments import checked_numbers
 from tff_partial.data.examples import ClientDataError
 from tff_partial.data.vocabularies import is_missing
 
@@ -106,10 +107,9 @@ def shards(
     ClientDataError: If there are more shards than examples.
   """
   labels = _checked_labels(labels)
-  if shards_per_client < 1:
-    raise ClientDataError(
-      f'shards_per_client={shards_per_client}: give at least 1.'
-    )
+  checked_numbers.check_whole(
+    ClientDataError, 1, shards_per_client=shards_per_client
+  )
   _check_clients(num_clients, len(labels), shards_per_client)
   draw = random_bits.generator(seed, 'shards')
   order = draw.permutation(len(labels))
@@ -204,8 +204,8 @@ def by_owner(owners: Any, *, seed: int = 0) -> Partition:
 
 def limit(partition: Partition, most: int | None) -> Partition:
   """Keep the first examples of each client; all if `most` is None."""
-  if most is not None and most < 0:
-    raise ClientDataError(f'limit: most={most}: give 0 or more, or None.')
+  if most is not None:
+    checked_numbers.check_whole(ClientDataError, 0, **{'limit: most': most})
   return {client: places[:most] for client, places in partition.items()}
 
 
@@ -371,10 +371,8 @@ def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
 
 def _check_clients(num_clients: int, num_examples: int, least: int = 1) -> None:
   """Refuse more clients than there are examples for."""
-  if least < 0:
-    raise ClientDataError(f'min_examples={least}: give 0 or more.')
-  if num_clients < 1:
-    raise ClientDataError(f'num_clients={num_clients}: give at least 1.')
+  checked_numbers.check_whole(ClientDataError, 0, min_examples=least)
+  checked_numbers.check_whole(ClientDataError, 1, num_clients=num_clients)
   if num_clients * least > num_examples:
     raise ClientDataError(
       f'{num_clients} clients with at least {least} examples each need '

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tff_partial import random_bits
 from tff_partial.arguments import checked_numbers
+from tff_partial.arguments import spelling
 from tff_partial.data.examples import ClientDataError
 
 # The field that marks query examples; see `by_mark`.
@@ -58,6 +59,19 @@ class Split(NamedTuple):
 
   support: Part
   query: Part
+
+
+def given_or(split: Any, default: Split) -> Split:
+  """Return a split, or the default if it is None.
+
+  Raises:
+    ClientDataError: If it is anything else, such as a share.
+  """
+  if split is None:
+    return default
+  expected = 'a `Split`, such as `splits.fraction(0.5)`'
+  spelling.check_kind('split', split, tuple, expected, ClientDataError)
+  return split
 
 
 def example_fields(*parts: Part) -> collections.OrderedDict[str, tf.TensorSpec]:
@@ -144,9 +158,9 @@ def _by_share(
   fields: Mapping[str, tf.TensorSpec],
 ) -> Split:
   """Use the first share of the examples as support set, the rest as query."""
-  if not 0.0 < share < 1.0:
+  if checked_numbers.why_not_finite(share) or not 0.0 < share < 1.0:
     raise ClientDataError(
-      f'The share of the support set must lie between 0 and 1, found {share}.'
+      f'The share of the support set must lie between 0 and 1, found {share!r}.'
     )
 
   def size(count: tf.Tensor) -> tf.Tensor:

@@ -10,6 +10,7 @@ from tff_partial import groups
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.arguments import optimizers
+from tff_partial.arguments import spelling
 from tff_partial.client import client_work
 from tff_partial.client import work as work_lib
 from tff_partial.client.client_work import CompositionError
@@ -39,17 +40,11 @@ def check_parts(
 
 def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
   """Check that the aggregator is a factory and the optimizer one of TFF's."""
-  if not isinstance(
-    aggregator,
-    (
-      tff.aggregators.WeightedAggregationFactory,
-      tff.aggregators.UnweightedAggregationFactory,
-    ),
-  ):
-    raise CompositionError(
-      'The aggregator must be a factory such as `tff.aggregators.MeanFactory()`'
-      f', found {type(aggregator).__name__}.'
-    )
+  spelling.check_kind(
+    *('aggregator', aggregator, aggregators.Factory),
+    'a factory such as `tff.aggregators.MeanFactory()`',
+    CompositionError,
+  )
   if not isinstance(server_optimizer, phases.Optimizer):
     raise CompositionError(
       f'The server optimizer must be {optimizers.instead_of(server_optimizer)}'

@@ -23,6 +23,7 @@ from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.arguments import checked_numbers
+from tff_partial.arguments import spelling
 from tff_partial.client import work as work_lib
 from tff_partial.data import splits
 from tff_partial.data import vocabularies as vocabularies_lib
@@ -322,11 +323,10 @@ def _work(
     work = [given] if isinstance(given, phases.Phase) else list(given)
   found: list[phases.Phase] = []
   for phase in work:
-    if not isinstance(phase, phases.Phase):
-      raise ExportError(
-        'reconstruct: expected phases, '
-        f'`tff_partial.Phase(...)`, found a {type(phase).__name__}.'
-      )
+    expected = 'phases, `tff_partial.Phase(...)`'
+    spelling.check_kind(
+      'reconstruct', phase, phases.Phase, expected, ExportError
+    )
     for name, what in (('epochs', 'epochs'), ('rate_factor', 'rates')):
       if callable(getattr(phase, name)):
         raise ExportError(

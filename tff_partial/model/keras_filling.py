@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tff_partial.arguments import spelling
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
@@ -17,11 +18,8 @@ def named_weights(given: Any) -> list[Mapping[str, Any]]:
   """
   if hasattr(given, 'trainable') and hasattr(given, 'non_trainable'):
     return [*given.trainable.values(), given.non_trainable]
-  if not isinstance(given, Mapping):
-    raise ModelError(
-      'Expected weights, `ModelWeights` or a mapping from variable name to '
-      f'value, found a {type(given).__name__}. A result has `best_weights`.'
-    )
+  what = 'the `best_weights` of a result, or a mapping from variable to value'
+  spelling.check_kind('weights', given, Mapping, what, ModelError)
   return [given]
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tff_partial import tiers as tiers_lib
+from tff_partial.arguments import checked_numbers
+from tff_partial.arguments import spelling
 from tff_partial.data import examples as examples_lib
 from tff_partial.model import keras_3
 from tff_partial.model import keras_3_models
@@ -117,11 +119,8 @@ def _checked_builder(build: Any) -> Callable[[], Any]:
       'already, pass it as `initial_weights` besides; make a functional one '
       'again by `lambda: tf.keras.models.clone_model(model)`.'
     )
-  if not callable(build):
-    raise ModelError(
-      'Pass a callable that makes the Keras model, not the model: '
-      f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
-    )
+  expected = 'a callable, `lambda: tf.keras.Sequential(...)`'
+  spelling.check_kind('build', build, Callable, expected, ModelError)
   return keras_variables.keeping_policy(build)
 
 
@@ -132,6 +131,7 @@ def _tiers(
   num_groups: int,
 ) -> dict[str, str]:
   """Return the tier of each variable."""
+  checked_numbers.check_whole(ModelError, 0, num_groups=num_groups)
   tier_of = assign_tiers(spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local})
   if (num_groups > 0) != (tiers_lib.GROUP in tier_of.values()):
     raise ModelError(

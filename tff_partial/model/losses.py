@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import math
 from typing import Any
 
 from absl import logging
 import tensorflow as tf
 
+from tff_partial.arguments import checked_numbers
 from tff_partial.data import id_ranges
 from tff_partial.model.keras_functions import mask_of
 from tff_partial.model.keras_variables import ModelError
@@ -239,13 +239,10 @@ class ClassWeights:
         f'class_weight has the classes {sorted(given)}, but the model predicts '
         f'{count}: give a weight for each of 0 to {count - 1}.'
       )
+    for label, value in given.items():
+      if wrong := checked_numbers.why_negative(value):
+        raise ModelError(f'class_weight: class {label}: {wrong}.')
     self.values = [float(given[label]) for label in range(count)]
-    for label, value in enumerate(self.values):
-      if not (math.isfinite(value) and value >= 0.0):
-        raise ModelError(
-          f'class_weight: class {label} has the weight {value}. Give finite '
-          'numbers that are not negative.'
-        )
     # The shape of a label without the axis of classes or of one number.
     inner = shape[:-1]
     label_shape = labels.shape.as_list()

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tff_partial import random_bits
 from tff_partial import tiers as tiers_lib
 from tff_partial.arguments import checked_numbers
+from tff_partial.arguments import spelling
 from tff_partial.data import examples as examples_lib
 from tff_partial.data import id_ranges
 from tff_partial.model import client_tables
@@ -392,9 +393,5 @@ class PartialModel:
 
 def check(model: Any) -> None:
   """Check that a model was made by `from_keras`."""
-  if not isinstance(model, PartialModel):
-    raise ModelError(
-      f'Expected a model of `tff_partial.from_keras`, found a '
-      f'{type(model).__name__}. Wrap what builds it: '
-      '`model = tff_partial.from_keras(build, loss=..., local=...)`.'
-    )
+  expected = 'one of `tff_partial.from_keras(build, loss=..., local=...)`'
+  spelling.check_kind('model', model, PartialModel, expected, ModelError)

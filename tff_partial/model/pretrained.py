@@ -75,7 +75,12 @@ def _values(spec: KerasSpec, trained: Any) -> dict[str, np.ndarray]:
   if trained is None:
     return {}
   trained = preprocessing.without_first_layers(trained)
-  given = trained.variables
+  given = getattr(trained, 'variables', None)
+  if given is None:
+    raise ModelError(
+      'initial_weights: expected a Keras model or the path of one, found a '
+      f'{type(trained).__name__}.'
+    )
   if keras_3.is_model(trained):
     given = trained.weights  # Without the counters of random draws.
   wanted = sorted(spec.variables, key=lambda v: v.position)

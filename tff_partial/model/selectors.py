@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeGuard
 import tensorflow as tf
 
 from tff_partial import tiers as tiers_lib
+from tff_partial.arguments import spelling
 from tff_partial.model import client_tables
 from tff_partial.model import keras_3
 from tff_partial.model import keras_analysis
@@ -96,18 +97,15 @@ def _matched(
       "counted again. Name it there, `Dense(..., name='own')`, and pass its "
       'name.'
     )
+  if isinstance(selector, str) and (wrong := spelling.why_no_pattern(selector)):
+    raise ModelError(f'{what}={wrong}')
   layers = set(spec.layers)
-  try:
-    matched = [
-      v
-      for v in spec.variables
-      if _names_variable(selector, v, layers)
-      or any(_names_owner(selector, owner, layers) for owner in v.owners)
-    ]
-  except re.error as error:
-    raise ModelError(
-      f'{what}={selector!r} is not a regular expression: {error}.'
-    ) from None
+  matched = [
+    v
+    for v in spec.variables
+    if _names_variable(selector, v, layers)
+    or any(_names_owner(selector, owner, layers) for owner in v.owners)
+  ]
   if not matched:
     raise ModelError(
       f'{what}={selector!r} matches no variable. The model has the layers '

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tff_partial import contexts
 from tff_partial import errors
 from tff_partial.arguments import checked_numbers
+from tff_partial.arguments import spelling
 
 
 class ExactError(errors.UserError, ValueError):
@@ -80,11 +81,10 @@ class Exact:
     names = ('newton_steps', 'max_direct')
     whole = {f'Exact: {name}': getattr(self, name) for name in names}
     checked_numbers.check_whole(ExactError, 1, **whole)
-    if not (self.prior is None or callable(self.prior)):
-      raise ExactError(
-        f'Exact: prior={self.prior!r}: a prior is a function of a '
-        '`ClientContext`, which returns a `Prior`.'
-      )
+    expected = 'a function from a `ClientContext` to a `Prior`'
+    spelling.check_kind(
+      'Exact: prior', self.prior, Callable | None, expected, ExactError
+    )
 
   def __repr__(self) -> str:
     """Return the settings that differ from the defaults, as a short text."""

@@ -154,16 +154,7 @@ def build_model(
 
 
 def check_model(builder: str, model: models.PartialModel) -> None:
-  """Refuse a model of another kind.
-
-  Args:
-    builder: Name of the builder, for errors.
-    model: The model.
-
-  Raises:
-    ModelError: If it is none of `from_keras`.
-    SettingError: If it is another than that of `build_model`.
-  """
+  """Refuse a model of another kind, in the name of the builder that got it."""
   models.check(model)
   if GRAM not in model.specs(GLOBAL):
     raise SettingError(

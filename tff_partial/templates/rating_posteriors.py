@@ -361,16 +361,7 @@ def moments(client: ClientContext) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def check_model(builder: str, model: models.PartialModel) -> None:
-  """Refuse a model without posteriors.
-
-  Args:
-    builder: Name of the builder, for errors.
-    model: The model.
-
-  Raises:
-    ModelError: If it is none of `from_keras`.
-    SettingError: If it is another than that of `build_model`.
-  """
+  """Refuse a model of another kind, in the name of the builder that got it."""
   models.check(model)
   if SPREAD not in model.specs(LOCAL):
     raise SettingError(

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tff_partial.arguments import checked_numbers
+from tff_partial.arguments import spelling
 from tff_partial.training import selection
 from tff_partial.training.errors import ProgramError
 
@@ -113,12 +114,10 @@ def check(
     callbacks: The callbacks of a run.
     validation_metrics: Metrics of its validation; None without validation.
   """
-  if not isinstance(callbacks, (list, tuple)):
-    raise ProgramError(
-      f'callbacks={callbacks!r}: expected a list of callbacks, found a '
-      f'{type(callbacks).__name__}. Put it into brackets: '
-      '`callbacks=[callback]`.'
-    )
+  expected = 'a list of callbacks, `callbacks=[callback]`'
+  spelling.check_kind(
+    'callbacks', callbacks, list | tuple, expected, ProgramError
+  )
   for callback in callbacks:
     if isinstance(callback, type) or not callable(callback):
       raise ProgramError(
