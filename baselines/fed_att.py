@@ -24,6 +24,7 @@ is multiplied by weights. Local variables, if any, stay at clients, as in
 """
 
 import collections
+from collections.abc import Collection
 import dataclasses
 import math
 from typing import Any
@@ -32,6 +33,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import aggregators
+from tff_partial import tiers
 from tff_partial.composition import Aggregation
 from tff_partial.composition import with_equal_weights
 from tff_partial.errors import SettingError
@@ -82,7 +84,7 @@ def build_fed_att(
     model,
     training=training,
     aggregation=dataclasses.replace(
-      aggregation, aggregator=AttentiveFactory(mean)
+      aggregation, aggregator=AttentiveFactory(mean, model.state)
     ),
     server_optimizer=sgd(server_learning_rate),
   )
@@ -100,8 +102,13 @@ class AttentiveFactory(aggregators.WeightedFactory):
     mechanism: The mean's privacy mechanism, or None; it adds no noise.
   """
 
-  def __init__(self, mean: aggregators.Factory):
-    """Wrap a mean, or a sum; one that adds noise is refused."""
+  def __init__(self, mean: aggregators.Factory, states: Collection[str] = ()):
+    """Wrap a mean, or a sum; one that adds noise is refused.
+
+    All clients get the same attention to `states`, variables that layers
+    change: a pooled variance has the weights of its mean.
+    """
+    self._states = states
     self.mechanism = getattr(mean, 'mechanism', None)
     if self.mechanism is not None and self.mechanism.noise_multiplier:
       raise SettingError(
@@ -126,7 +133,7 @@ class AttentiveFactory(aggregators.WeightedFactory):
 
     @tff.tensorflow.computation(value_type, weight_type, mean_type)
     def attend(moved: Any, weight: Any, before: Any) -> Any:
-      return _attended(moved, weight, before)
+      return _attended(moved, weight, before, self._states)
 
     attended = attend.type_signature.result
     process = self._mean.create(attended, weight_type)
@@ -169,14 +176,19 @@ class AttentiveFactory(aggregators.WeightedFactory):
     return tff.templates.AggregationProcess(initialize, next_fn)
 
 
-def _attended(moved: Any, weight: tf.Tensor, before: Any) -> Any:
+def _attended(
+  moved: Any, weight: tf.Tensor, before: Any, states: Collection[str]
+) -> Any:
   """Return a client's message: moves times attention, exp(distance - before).
 
   Beside them by variable name the attention, and it times the distance, `[2]`;
   all are zero if the client's weight is.
   """
-  distances = tf.nest.map_structure(
-    lambda leaf: tf.cast(tf.norm(leaf), tf.float32), moved
+  distances = tiers.mapped(
+    lambda tier, name, leaf: (
+      tf.cast(tf.norm(leaf), tf.float32) * float(name not in states)
+    ),
+    moved,
   )
   attention = tf.nest.map_structure(
     lambda distance, less: tf.where(

@@ -100,7 +100,7 @@ def build_fed_dbe(
 
   def summed(client: ClientContext) -> Any:
     weights = weights_of_examples(client.example_weights)
-    found = _total(features(client.predict()), weights)
+    found = _total(features(client.predict(by_own_moments=True)), weights)
     return tf.nest.map_structure(
       lambda t: tf.where(_is_collecting(client.server), t, 0.0), found
     )

@@ -94,7 +94,7 @@ def build_fed_proto(
     return penalty * batch.mean(tf.where(is_known, distances, 0.0))
 
   def prototypes(client: ClientContext) -> Any:
-    found = features(client.predict(tiers.personal_copy))
+    found = features(client.predict(tiers.personal_copy, by_own_moments=True))
     of = tf.cast(classes(client.examples['y']), tf.int32)
     weights = weights_of_examples(client.example_weights)
     members = tf.one_hot(of, num_classes) * weights[:, tf.newaxis]

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tff_partial import client_state
 from tff_partial import client_statistics
 from tff_partial import tiers
+from tff_partial.arguments import checked_numbers
 from tff_partial.arguments import optimizers
 from tff_partial.composition import Aggregation
 from tff_partial.composition import compose
@@ -106,8 +107,7 @@ build_scaffold_eval = partial_training.build_evaluation
 def _check(num_clients: int, option: int, training: Phase) -> None:
   if option not in (1, 2):
     raise SettingError(f'option={option}: the paper has the options 1 and 2.')
-  if num_clients < 1:
-    raise SettingError(f'num_clients={num_clients}: it must be positive.')
+  checked_numbers.check_whole(SettingError, 1, num_clients=num_clients)
   optimizer = changed(training).optimizer_of(GLOBAL)
   if not (
     optimizers.is_plain_descent(optimizer)

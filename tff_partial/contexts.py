@@ -172,16 +172,29 @@ class ClientContext(NamedTuple):
     return named[name]
 
   def predict(
-    self, weights_fn: tiers.WeightsFn = tiers.server_and_local_weights
+    self,
+    weights_fn: tiers.WeightsFn = tiers.server_and_local_weights,
+    *,
+    by_own_moments: bool = False,
   ) -> Any:
     """Return the model's predictions for all examples, `[capacity, ...]`.
 
-    Those for padding are of the first example.
+    Those for padding are of the first example, or zeros.
 
     Args:
       weights_fn: The weights that the model reads.
+      by_own_moments: True to let layers with states, such as batch
+        normalization, predict as in a training step on all examples.
     """
-    return self.filled()._predict(weights_fn(self.weights), training=False)[0]
+    weights = weights_fn(self.weights)
+    if not (by_own_moments and self.model.state):
+      return self.filled()._predict(weights, training=False)[0]
+    known = self._replace(examples=first_of(self.examples, self.count))
+    rest = tf.shape(self.example_weights)[0] - self.count
+    return tf.nest.map_structure(
+      lambda t: tf.pad(t, [[0, rest], *[[0, 0]] * (t.shape.rank - 1)]),
+      known._predict(weights, training=True)[0],
+    )
 
   def gradients(
     self,

@@ -191,6 +191,9 @@ def build_evaluation(
       values = collections.OrderedDict(
         (name, finalize(states[name])) for name, finalize in finalizers.items()
       )
+      # All steps may be masked, and no loss is not the best one.
+      loss, number = states[keras_metrics.LOSS]
+      values[keras_metrics.LOSS] = tf.where(number > 0, loss / number, np.nan)
       return states, values
 
   def run_and_keep(*args: Any) -> Any:
@@ -303,10 +306,8 @@ def build_query_evaluation(
       'which tiers they train, such as '
       f'train={phases.changed(personalise).train}.'
     )
-  adapts = bool(before) or personalise is not None
-  support, query = splits.given_or(
-    split, splits.halves() if adapts else splits.same()
-  )
+  default = splits.halves() if before or personalise else splits.same()
+  support, query = splits.given_or(split, default)
   if weights_fn is None and tiers.PERSONAL in train:
     weights_fn = tiers.personal_copy
   measure = phases.Phase(

@@ -10,15 +10,14 @@ import tensorflow as tf
 
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.arguments import checked_numbers
 from tff_partial.contexts import ClientContext
 from tff_partial.errors import SettingError
 
 
 def _check_penalty(penalty: float, what: str) -> None:
-  if not 0.0 <= penalty < float('inf'):
-    raise SettingError(
-      f'{what}({penalty}): the penalty must be a finite number of 0 or more.'
-    )
+  if wrong := checked_numbers.why_negative(penalty):
+    raise SettingError(f'{what}: the penalty: {wrong}.')
 
 
 def _half_square(

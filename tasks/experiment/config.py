@@ -14,6 +14,7 @@ from tasks.experiment.methods import algorithms
 from tasks.experiment.methods import building
 from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.loop import Loop
+from tasks.experiment.options.privacy import LOCAL
 from tasks.experiment.options.privacy import Privacy
 from tasks.experiment.options.server import Server
 from tasks.experiment.options.training import LocalTraining
@@ -163,6 +164,12 @@ class Config(Options):
         raise OptionError(
           f'--{leak.flag}={leak.value}: {leak.why}, which is not covered by '
           f'--target_epsilon and --noise_multiplier. {leak.remedy}'
+        )
+      if self.privacy.dp == LOCAL and self.spent.noise_multipliers:
+        raise OptionError(
+          f'--dp=local: --task={self.task.name} would release something with '
+          'the noise of a trusted server, which local noise does without. Give '
+          '--dp=central, or choose no noise in the task.'
         )
       reason = self.how.why_not_private
       if reason is not None:

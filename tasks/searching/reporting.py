@@ -38,7 +38,7 @@ def frame(study: Any) -> pd.DataFrame:
     values = trial.intermediate_values
     last = max(values, default=0)
     state = _STATES.get(trial.state.name, 'unfinished')
-    if trial.user_attrs.get(trials.WHY) == trials.DIVERGED:
+    if (trial.user_attrs.get(trials.WHY) or '').startswith(trials.DIVERGED):
       state = 'diverged'
     elif trials.has_failed(trial):
       state = 'failed'

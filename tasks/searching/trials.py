@@ -224,7 +224,7 @@ def _run_trial(
     print(f'  ended: {end}', flush=True)
     if isinstance(end, _RunFailed):
       return  # The search tries it again when it goes on.
-    if str(end) != DIVERGED:
+    if not str(end).startswith(DIVERGED):
       state = states.FAIL
   study.tell(number, value if state == states.COMPLETE else None, state=state)
 
@@ -259,6 +259,9 @@ def _measure(
       f'--metric={plan.metric}: the validation clients are measured by '
       f'{", ".join(names)}. Choose one of these, in another --sweep_dir.'
     )
+  # To lose the worst of them must not look like progress.
+  if lost := int(measured['num_not_finite']):
+    raise _Ended(f'{DIVERGED} at {lost} validation clients')
   value = float(measured[plan.metric])
   if math.isnan(value):
     raise _Ended(

@@ -252,6 +252,23 @@ def test_a_client_of_one_class_has_no_area_under_a_curve():
   assert 0.5 < found.metrics['auc'] < 1.0
 
 
+def test_a_client_whose_steps_are_all_masked_has_no_loss():
+  loss = tf.keras.losses.SparseCategoricalCrossentropy(True, ignore_class=-1)
+  model = keras_models.from_keras(
+    lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[1])]),
+    loss=loss,
+  )
+  x = np.zeros([2, 1], np.float32)
+  found = _evaluate(
+    evaluation.build_query_evaluation(model),
+    client_work.initial_weights(model)(),
+    {'ann': {'x': x, 'y': [0, 1]}, 'bob': {'x': x, 'y': [-1, -1]}},
+  )
+  summary = evaluation.summarize(found.per_client)['loss']
+  assert summary['num_undefined'] == 1
+  assert summary['mean'] == pytest.approx(np.log(2)) == found.metrics['loss']
+
+
 @pytest.mark.slow
 def test_new_clients_of_random_weights_are_known():
   alike = planted.factorization(planted.constant_user(_START))

@@ -316,6 +316,14 @@ def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
     planted.assert_close(after[name], tensor - 1.0)
 
 
+@pytest.mark.parametrize('of_body', ['.*', 'kernel'])
+def test_noise_on_what_no_phase_trains_is_warned_of(process, of_body, caplog):
+  names = f'body/{of_body}|user/.*'
+  training = Phase(_BOTH, variable_filter=names, measured=True)
+  _compose(process.model, work=[training], aggregation=Aggregation(_PRIVATE))
+  assert ("trains ['body/bias'], but" in caplog.text) == (of_body == 'kernel')
+
+
 @pytest.mark.slow
 def test_where_nothing_at_the_server_is_trained_nothing_is_sent(process):
   alone = _compose(process.model, work=[Phase((tiers.LOCAL,), measured=True)])

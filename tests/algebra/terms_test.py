@@ -90,7 +90,7 @@ def test_weights_of_several_types_are_summed():
 )
 def test_penalties_that_make_no_sense_are_refused(build, penalty):
   with pytest.raises(
-    SettingError, match='the penalty must be a finite number of 0 or more'
+    SettingError, match='the penalty: expected a finite number of 0 or more'
   ):
     build(penalty)
 

@@ -814,7 +814,7 @@ _PROTO = {'num_classes': 3, 'classes': _classes, **_FEATURES}
   ('algorithm', 'options', 'message'),
   [
     ('scaffold', {'option': 3}, 'option=3: the paper has the options 1 and 2'),
-    ('scaffold', {'num_clients': 0}, 'num_clients=0: it must be positive'),
+    ('scaffold', {'num_clients': 0}, 'num_clients: expected at least 1'),
     *(
       (
         'scaffold',

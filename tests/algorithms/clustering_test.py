@@ -294,7 +294,7 @@ _ROWS, _MASK = np.zeros([4, 2], np.float32), np.ones(4, bool)
   ('given', 'message'),
   [
     *(
-      ({name: 0}, f'{name}=0: k-means')
+      ({name: 0}, f'{name}: expected at least 1, found 0')
       for name in ('capacity', 'max_iterations')
     ),
     ({'init': 'far'}, "init='far': k-means"),

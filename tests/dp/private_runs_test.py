@@ -11,6 +11,7 @@ from tests.support import small_runs
 from tests.support.commands import repeatable_rows
 from tff_partial.composition import Aggregation
 from tff_partial.data import vocabularies
+from tff_partial.data.examples import ClientDataError
 from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
@@ -278,6 +279,11 @@ def test_noise_that_no_ledger_counts_must_be_said():
 def test_what_is_not_private_needs_no_word_for_it(given):
   with pytest.raises(programs.ProgramError, match=given):
     _train(_world(), privacy=given, rounds=1)
+
+
+def test_a_user_who_is_listed_twice_is_refused():
+  with pytest.raises(ClientDataError, match="2 clients have the id 'ann'"):
+    sampling.planned(['ann', 'ann'], 2, 0, 1.0, 0.0, _ledger(population=2))
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """Losses and metrics: Keras's numbers, by hand, and refusals."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.support import kinds
+from tests.support.stacks import dense
+from tests.support.stacks import stack
 from tff_partial.model import keras_models
 from tff_partial.model import losses
 from tff_partial.model import models
@@ -392,3 +396,21 @@ def test_a_cross_entropy_of_no_probabilities_is_warned_of(
   keras_models.from_keras(build, loss={'a': loss} if is_named else loss)
   is_wrong = activation is None and not from_logits
   assert ('expects probabilities, and the' in caplog.text) == is_wrong
+
+
+def test_metrics_of_probabilities_beside_a_loss_of_logits_are_warned_of(caplog):
+  metrics = tf.keras.metrics
+  good = [
+    metrics.AUC(from_logits=True, name='a'),
+    metrics.Precision(0.0, name='b'),
+    metrics.BinaryAccuracy(threshold=0.0, name='c'),
+    'mae',
+  ]
+  bad = [metrics.AUC(), metrics.Recall(), 'accuracy', 'binary_crossentropy']
+  keras_models.from_keras(
+    stack(4, dense(1)),
+    loss=tf.keras.losses.BinaryCrossentropy(from_logits=True),
+    metrics=[*good, *bad],
+  )
+  warned = re.findall(r"The metric '(\w+)' expects probabilities", caplog.text)
+  assert warned == ['auc', 'recall', 'accuracy', 'binary_crossentropy']

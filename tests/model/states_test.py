@@ -241,6 +241,63 @@ def test_a_mixed_model_reads_averages_once(build, measure):
   )
 
 
+def test_steps_of_a_personal_part_leave_the_shared_averages():
+  """What a new client of PPSGD adds to the shared weights has no averages."""
+  measuring = algorithms.build_pp_sgd_eval(
+    _model(), personalise=Phase(optimizer=sgd(0.0), batch_size=None, epochs=3)
+  )
+  weights = planted.as_model_weights(
+    measuring.model.initial_weights(tiers.GLOBAL, [0, 0])
+  )
+  with runtimes.native():
+    cohort = planted.cohort_of(measuring, {'a': _fields(8)}, 1)
+    (first,) = planted.first_states(measuring, cohort)
+    read = measuring.personalise(weights, first, cohort[0])
+  assert not read['first/moving_mean'].any()
+
+
+def test_attention_is_the_same_for_a_mean_and_its_variance():
+  model = _model(functools.partial(build_dense, 0.0))
+  training = Phase(optimizer=sgd(0.0), batch_size=None)
+  process = baselines.build_fed_att(
+    model, server_learning_rate=1.0, training=training
+  )
+  clients = {'a': _fields(9), 'b': _fields(9)}
+  clients['b']['x'] += 5
+  found, _ = _round(process, clients)
+  x = np.concatenate([fields['x'] for fields in clients.values()])
+  np.testing.assert_allclose(
+    found['first/moving_variance'], x.var(0), rtol=1e-5
+  )
+
+
+def test_prototypes_are_of_features_as_training_has_them():
+  """Normalized by the client's own moments, features have the mean zero."""
+
+  def build() -> tf.keras.Model:
+    x = keras.Input([3])
+    features = keras.layers.BatchNormalization(name='first')(x)
+    total = keras.layers.Dense(1, name='head')(features)
+    return keras.Model(x, {'features': features, 'total': total})
+
+  model = keras_models.from_keras(
+    build,
+    loss=lambda labels, outputs: tf.square(labels - outputs['total'])[:, 0],
+    labels=tf.TensorSpec([1]),
+    state='averaged',
+  )
+  process = baselines.build_fed_proto(
+    model,
+    num_classes=1,
+    classes=lambda labels: 0.0 * labels[:, 0],
+    features=lambda outputs: outputs['features'],
+    training=Phase(optimizer=sgd(0.0), batch_size=None),
+  )
+  _, output = _round(process, {'a': _fields(9)}, [16])
+  (found,) = output.state.client_work['server']['prototypes']
+  np.testing.assert_allclose(found, np.zeros(3), atol=1e-6)
+
+
 @pytest.mark.parametrize(
   ('momentum', 'state'),
   [

@@ -48,6 +48,7 @@ class Trainer:
     dies_at: Is killed in this run, from 0.
     status: How runs end.
     epsilon: What a round costs; None if runs are not private.
+    num_lost: Validation clients whose loss is not finite.
   """
 
   def __init__(self, dies_at: int | None = None):
@@ -55,6 +56,7 @@ class Trainer:
     self.dies_at = dies_at
     self.status = 0
     self.epsilon: float | None = None
+    self.num_lost = 0
 
   def __call__(self, arguments: Sequence[str]) -> int:
     given = dict(a.removeprefix('--').split('=', 1) for a in arguments)
@@ -68,6 +70,7 @@ class Trainer:
     rate = float(given[_RATE])
     loss = (math.log10(rate) + 1) ** 2 + 1 / rounds
     measured = {'loss': loss, 'rmse': loss**0.5, 'num_clients': 3}
+    measured['num_not_finite'] = self.num_lost
     result: dict[str, Any] = {
       'rounds': rounds,
       'diverged': rate > 5,
@@ -263,6 +266,10 @@ def test_runs_that_diverge_or_fail_are_noted(tmp_path):
   study = trials.run(plan, tmp_path / 'diverged', Trainer())
   table = reporting.frame(study)
   assert list(table['state']) == ['diverged', 'diverged']
+  train = Trainer()
+  train.num_lost = 1  # Without the worst clients a loss is too good.
+  study = trials.run(_plan(trials=2), tmp_path / 'lost', train)
+  assert list(reporting.frame(study)['state']) == ['diverged', 'diverged']
   train = Trainer()
   train.status = 1
   study = trials.run(_plan(trials=2), tmp_path / 'failed', train)

@@ -651,9 +651,9 @@ def test_where_nothing_was_trained_nothing_is_loaded(world, tmp_path):
 @pytest.mark.parametrize(
   'settings, expected',
   [
-    ({'rounds': 0}, 'rounds must be positive, found 0'),
+    ({'rounds': 0}, 'rounds: expected at least 1, found 0'),
     ({'rounds': 1.5}, 'rounds: expected a whole number, found 1.5'),
-    ({'checkpoint_every': 0}, 'checkpoint_every must be positive, found 0'),
+    ({'checkpoint_every': 0}, 'checkpoint_every: expected at least 1, found 0'),
     ({'callbacks': [1]}, '1 is no callback'),
     ({'clients_per_round': 13}, 'asks 13 clients .* population has 12'),
     (

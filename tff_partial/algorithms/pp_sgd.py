@@ -10,8 +10,7 @@ and remember v, which is zero at first.
 """
 
 import collections
-
-import tensorflow as tf
+from typing import Any
 
 from tff_partial import client_state
 from tff_partial import evaluation
@@ -27,8 +26,17 @@ from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import PERSONAL
 
+
+def _zeros(model: models.PartialModel) -> Any:
+  """Return v before the first round; states of layers are w's alone."""
+  zeros = client_state.zeros_of_global(model)
+  return collections.OrderedDict(
+    (name, tensor) for name, tensor in zeros.items() if name not in model.state
+  )
+
+
 _CLIENT_STATE = client_state.ClientState(
-  first=lambda model, seed: client_state.zeros_of_global(model),
+  first=lambda model, seed: _zeros(model),
   recall=lambda model, remembered, received, seed: collections.OrderedDict(
     {PERSONAL: remembered}
   ),
@@ -103,7 +111,11 @@ def build_pp_sgd_eval(
 
 def _added(weights: tiers.Weights) -> tiers.Weights:
   """Return the weights that the model reads."""
-  total = tf.nest.map_structure(tf.add, weights[GLOBAL], weights[PERSONAL])
+  own = weights[PERSONAL]
+  total = collections.OrderedDict(
+    (name, tensor + own[name] if name in own else tensor)
+    for name, tensor in weights[GLOBAL].items()
+  )
   return collections.OrderedDict(
     tiers.server_and_local_weights(weights), **{GLOBAL: total}
   )

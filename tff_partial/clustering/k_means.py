@@ -14,6 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_partial import random_bits
+from tff_partial.arguments import checked_numbers
 from tff_partial.clustering import first_centers
 from tff_partial.clustering import row_blocks
 from tff_partial.errors import SettingError
@@ -83,9 +84,9 @@ def k_means(
       f'init={init!r}: k-means begins with one of {", ".join(INITS)}.'
     )
   if not tf.is_tensor(capacity):
-    _check_sizes(capacity=capacity)
+    checked_numbers.check_whole(SettingError, 1, capacity=capacity)
     capacity = tf.zeros([capacity])
-  _check_sizes(max_iterations=max_iterations)
+  checked_numbers.check_whole(SettingError, 1, max_iterations=max_iterations)
   points = _checked(points, 'points')
   _check_one_a_row(is_real, points, 'is_real')
   padded, is_row = row_blocks.in_blocks(points, is_real)
@@ -274,14 +275,6 @@ def _best_others(
 
 
 # ---- checks ------------------------------------------------------------------
-
-
-def _check_sizes(**sizes: int) -> None:
-  for name, size in sizes.items():
-    if size < 1:
-      raise SettingError(
-        f'{name}={size}: k-means needs a whole number of at least 1.'
-      )
 
 
 def _checked(vectors: tf.Tensor, name: str) -> tf.Tensor:

@@ -258,11 +258,7 @@ def alternating(batch_size: int) -> Split:
   Raises:
     ClientDataError: If the batch size is not positive, or no whole number.
   """
-  checked_numbers.check_whole(ClientDataError, batch_size=batch_size)
-  if batch_size < 1:
-    raise ClientDataError(
-      f'The batch size must be positive, found {batch_size}.'
-    )
+  checked_numbers.check_whole(ClientDataError, 1, batch_size=batch_size)
 
   def part(parity: int) -> Part:
     def choose(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from absl import logging
 import tensorflow_federated as tff
 
 from tff_partial import aggregators
@@ -148,7 +149,10 @@ def check_work(
   if MEMBERS in statistics:
     _check_members(aggregator, client)
   _check_tiers(client)
-  _check_states(client, mechanisms_of(aggregator, postprocess_update))
+  found = mechanisms_of(aggregator, postprocess_update)
+  _check_states(client, found)
+  if any(one.noise_multiplier for one in found):
+    _warn_of_untrained(client)
   _check_settling(client, statistics)
 
 
@@ -174,6 +178,25 @@ def _check_states(
           f'this algorithm takes steps of {tier!r} weights on examples. Take '
           "another treatment, such as 'frozen', or another algorithm."
         )
+
+
+def _warn_of_untrained(client: client_work.ClientWork) -> None:
+  """Warn of variables that are noised with their tier and never trained."""
+  trained = phases.all_phases(client.work)
+  for tier in (tiers.GLOBAL, tiers.GROUP):
+    of_tier = [phase for phase in trained if tier in phase.train]
+    idle = [
+      name
+      for name in client.model.specs(tier)
+      if of_tier and not any(phase.trains(name) for phase in of_tier)
+    ]
+    if idle:
+      logging.warning(
+        'No phase trains %s, but noise moves them, as it moves all weights of '
+        'a tier that is sent. To keep them, `tff_partial.freeze(model, '
+        'but=...)`.',
+        idle,
+      )
 
 
 def _trains_states(

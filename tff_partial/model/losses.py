@@ -104,27 +104,49 @@ def _is_linear(prediction: tf.Tensor) -> bool:
   return operation.type in ('BiasAdd', 'MatMul', 'BatchMatMulV2')
 
 
-def warn_of_logits(loss: Any, predictions: Any) -> None:
-  """Warn of a cross-entropy of probabilities that are none."""
-  by_output = getattr(loss, 'losses', None)
+def warn_of_logits(model: Any, predictions: Any) -> None:
+  """Warn of what takes sums without an activation for probabilities.
+
+  Such are cross-entropies without `from_logits`, and beside one with it the
+  metrics that compare predictions with thresholds between 0 and 1.
+
+  Args:
+    model: The model, whose loss may have one for each output.
+    predictions: Symbolic predictions.
+  """
+  by_output = getattr(model.loss_function, 'losses', None)
   if not isinstance(by_output, dict):  # As of a Keras model that is a loss.
-    by_output = {None: loss}
+    by_output = {None: model.loss_function}
+  metrics = model.metrics.build()
   for output, own in by_output.items():
     found = predictions if output is None else predictions[output]
     name = name_in_keras(own)
-    if (
-      name.replace('_', '').lower().endswith('crossentropy')
-      and not getattr(own, '_fn_kwargs', {}).get('from_logits')
-      and hasattr(found, 'op')  # Symbolic.
-      and _is_linear(found)
-    ):
+    is_entropy = name.replace('_', '').lower().endswith('crossentropy')
+    if not (is_entropy and hasattr(found, 'op') and _is_linear(found)):
+      continue
+    wrong = [f'loss {name}']
+    if getattr(own, '_fn_kwargs', {}).get('from_logits'):
+      beside = [m for m in metrics if m._of_output == output]
+      wrong = [f'metric {m.name!r}' for m in beside if _takes_probabilities(m)]
+    for what in wrong:
       logging.warning(
-        'The loss %s%s expects probabilities, and the model ends without an '
-        'activation. Pass the Keras loss with from_logits=True, or end the '
-        'model with a softmax or sigmoid.',
-        name,
+        'The %s%s expects probabilities, and the model ends without an '
+        'activation. Pass the Keras object with from_logits=True or a '
+        'threshold of 0, or end the model with a softmax or sigmoid.',
+        what,
         '' if output is None else f' of output {output!r}',
       )
+
+
+def _takes_probabilities(metric: tf.keras.metrics.Metric) -> bool:
+  """Return True for a metric of Keras that is wrong for logits."""
+  settings = {**vars(metric), **getattr(metric, '_fn_kwargs', {})}
+  for name in ('_from_logits', 'from_logits'):
+    if name in settings:
+      return not settings[name]
+  named = name_in_keras(getattr(metric, '_fn', metric))
+  is_cut = settings.get('thresholds', settings.get('threshold')) in (0.5, [0.5])
+  return is_cut or named in ('binary_accuracy', 'binary_crossentropy')
 
 
 def aligned(labels: Any, predictions: Any, has_steps: bool) -> tuple[Any, Any]:

@@ -6,7 +6,10 @@ evaluation reads. No gradient moves them; a client's training does, as Keras's
 
     'averaged'  at the server, like GLOBAL weights. A client changes a copy, and
                 the server takes the mean, with the weights of the update. A
-                moving mean and variance become those of the pooled examples.
+                moving mean becomes that of the pooled examples. A moving
+                variance becomes the mean of clients' variances, and a share of
+                that between their means: `1 - momentum**steps`, which the steps
+                of a round replace; momentum 0 gives the pooled variance.
     'local'     with the client, like LOCAL weights (SiloBN; with scale and
                 shift local, too, FedBN).
     'frozen'    nowhere: they keep their first values, and the layer normalizes

@@ -120,7 +120,7 @@ def trace(
         weights, frozen, batch['x'], training=True, seed=seed
       )
     is_real = tf.compat.v1.placeholder(tf.bool, [None])
-    losses.warn_of_logits(model.loss_function, predictions)
+    losses.warn_of_logits(model, predictions)
     with explaining(model):
       model.loss(batch['y'], predictions, batch['weight'], is_real)
       model.metrics.update(

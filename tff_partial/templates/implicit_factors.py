@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_partial.arguments import checked_numbers
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.errors import SettingError
@@ -132,11 +133,8 @@ def build_model(
   Raises:
     SettingError: If a size is not possible.
   """
-  if num_items < 1 or num_factors < 1:
-    raise SettingError(
-      f'build_model: {num_items} items and {num_factors} factors are not '
-      'possible. Give 1 or more of each.'
-    )
+  sizes = {'num_items': num_items, 'num_factors': num_factors}
+  checked_numbers.check_whole(SettingError, 1, **sizes)
 
   def build() -> tf.keras.Model:
     items = tf.keras.Input([], dtype=tf.int32, name='item_id')

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tff_partial import evaluation as evaluations
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.arguments import checked_numbers
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
@@ -236,10 +237,8 @@ class NegativeItems(tf.keras.__internal__.layers.BaseRandomLayer):
     Raises:
       SettingError: If there is no item, or none is drawn.
     """
-    if num_items < 1 or number < 1:
-      raise SettingError(
-        f'NegativeItems: {num_items=}, {number=}: give 1 or more of both.'
-      )
+    sizes = {'num_items': num_items, 'number': number}
+    checked_numbers.check_whole(SettingError, 1, **sizes)
     super().__init__(**kwargs)
     self.num_items = num_items
     self.number = number

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from tff_partial.arguments import checked_numbers
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.data.id_ranges import IdRange
@@ -197,11 +198,8 @@ def build_model(
   Raises:
     SettingError: If a size is not possible.
   """
-  if num_items < 1 or num_factors < 0:
-    raise SettingError(
-      f'build_model: {num_items} items and {num_factors} factors are not '
-      'possible. Give 1 or more items, and 0 or more factors.'
-    )
+  checked_numbers.check_whole(SettingError, 1, num_items=num_items)
+  checked_numbers.check_whole(SettingError, 0, num_factors=num_factors)
 
   def build() -> tf.keras.Model:
     names = (ITEM_ID, *(user_attributes or ()))

@@ -77,16 +77,9 @@ class EarlyStopping:
   min_delta: float = 0.0
 
   def __post_init__(self) -> None:
-    if checked_numbers.why_not_whole(self.patience, 1):
-      raise ProgramError(
-        f'EarlyStopping: patience must be positive, found {self.patience}. '
-        'Give a whole number.'
-      )
-    if not 0.0 <= self.min_delta < float('inf'):
-      raise ProgramError(
-        'EarlyStopping: min_delta must be finite and not negative, found '
-        f'{self.min_delta}.'
-      )
+    checked_numbers.check_whole(ProgramError, 1, patience=self.patience)
+    if wrong := checked_numbers.why_negative(self.min_delta):
+      raise ProgramError(f'EarlyStopping: min_delta: {wrong}.')
 
   def __call__(self, result: RoundResult) -> bool:
     """Return True to end the run after this round."""

@@ -152,7 +152,8 @@ def check(
     checkpoint_every = evaluate_every
   _check_kinds(process, validation, select, stop)
   select = select or Selection()
-  _check_positive(
+  checked_numbers.check_whole(
+    *(ProgramError, 1),
     rounds=rounds,
     evaluate_every=evaluate_every,
     checkpoint_every=checkpoint_every,
@@ -194,13 +195,6 @@ def check(
     diagnostics=diagnostics,
     select_clients=select_clients,
   )
-
-
-def _check_positive(**numbers: int) -> None:
-  checked_numbers.check_whole(ProgramError, **numbers)
-  for name, number in numbers.items():
-    if number < 1:
-      raise ProgramError(f'{name} must be positive, found {number}.')
 
 
 def _check_process(process: Any) -> None:

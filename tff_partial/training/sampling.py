@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tff_partial import random_bits
+from tff_partial.data import populations
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
@@ -184,6 +185,7 @@ def planned(
   planned: dict[str, Any] = {}
   if privacy is not None:
     plan = privacy.plan
+    populations.check_distinct(client_ids)
     if plan.clients_per_round != clients_per_round or (
       plan.population != len(client_ids) and not privacy.simulation
     ):

@@ -125,6 +125,11 @@ def fed_att(
       '--algorithm=fed_att: the server divides by the sum of attentions, which '
       'its noise could bring near 0. Give --dp=local, or use fed_avg.'
     )
+  if run.canaries is not None:
+    raise OptionError(
+      '--algorithm=fed_att: an audit watches what the server adds up, which '
+      'attention changes at the clients. Audit fed_avg.'
+    )
   return builder('build_fed_att')(
     model,
     server_learning_rate=run.server.optimizer.learning_rate,

@@ -238,6 +238,16 @@ def test_an_audit_of_real_users_is_said_to_be_one_more_release(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_an_audit_cannot_watch_is_refused(tmp_path):
+  flags = '--algorithm=fed_att', '--dp=local', '--clip=0.5', '--canaries=9'
+  outcome = run_here(
+    *('audit', *commands.SMALL, '--noise_multiplier=1', '--delta=1e-3'),
+    *(*flags, f'--output_dir={tmp_path}'),
+  )
+  commands.is_for_users(outcome, 'attention changes', 'Audit fed_avg')
+
+
+@pytest.mark.slow
 def test_an_audit_finds_out_a_run_with_too_little_noise(tmp_path, monkeypatch):
   # As if somebody had mistaken a variance for a deviation, or worse.
   monkeypatch.setattr(

@@ -345,6 +345,10 @@ def test_more_users_tell_more_words():
 def test_noise_in_a_run_that_counts_no_epsilon_is_refused():
   with pytest.raises(OptionError, match='--task=next_word: it would release'):
     _config(next_word_vocabulary_noise=2.0)
+  local = {'target_epsilon': 8.0, 'dp': 'local', 'clip': 1.0}
+  local['client_weighting'] = 'uniform'
+  with pytest.raises(OptionError, match='--dp=local: .* of a trusted server'):
+    _config(next_word_vocabulary_noise=2.0, **local)
 
 
 @pytest.mark.parametrize(
