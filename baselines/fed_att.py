@@ -38,6 +38,7 @@ from tff_partial.composition import Aggregation
 from tff_partial.composition import with_equal_weights
 from tff_partial.errors import SettingError
 from tff_partial.model import models
+from tff_partial.phases import changed
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
@@ -82,7 +83,7 @@ def build_fed_att(
   mean = aggregation.aggregator or aggregators.MeanFactory()
   return partial_training.build_simultaneous(
     model,
-    training=training,
+    training=changed(training),
     aggregation=dataclasses.replace(
       aggregation, aggregator=AttentiveFactory(mean, model.state)
     ),
