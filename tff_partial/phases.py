@@ -140,7 +140,8 @@ class Phase:
     spelling.check_kind(
       'weights_fn', self.weights_fn, Callable | None, read, PhaseError
     )
-    if wrong := spelling.why_no_pattern(self.variable_filter or ''):
+    names = self.variable_filter
+    if isinstance(names, str) and (wrong := spelling.why_no_pattern(names)):
       raise PhaseError(f'variable_filter={wrong}')
     several = 'functions in brackets, such as `(terms.proximal(0.1),)`'
     spelling.check_kind('terms', self.terms, list | tuple, several, PhaseError)

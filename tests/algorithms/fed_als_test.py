@@ -427,7 +427,7 @@ def _als(**options: Any) -> Any:
       'build_fed_als_eval: the model has no posterior',
     ),
     (lambda: rating_intervals.IntervalCoverage(80), 'level=80'),
-    (lambda: rating_posteriors.build_model(0, 2), '0 items'),
+    (lambda: rating_posteriors.build_model(0, 2), 'num_items: .* found 0'),
   ],
 )
 def test_what_does_not_fit_is_refused(build: Any, message: str) -> None:

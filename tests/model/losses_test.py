@@ -406,11 +406,11 @@ def test_metrics_of_probabilities_beside_a_loss_of_logits_are_warned_of(caplog):
     metrics.BinaryAccuracy(threshold=0.0, name='c'),
     'mae',
   ]
-  bad = [metrics.AUC(), metrics.Recall(), 'accuracy', 'binary_crossentropy']
+  bad = [metrics.AUC(name='d'), 'recall', 'accuracy', 'binary_crossentropy']
   keras_models.from_keras(
     stack(4, dense(1)),
     loss=tf.keras.losses.BinaryCrossentropy(from_logits=True),
     metrics=[*good, *bad],
   )
   warned = re.findall(r"The metric '(\w+)' expects probabilities", caplog.text)
-  assert warned == ['auc', 'recall', 'accuracy', 'binary_crossentropy']
+  assert warned == ['d', 'recall', 'accuracy', 'binary_crossentropy']
