@@ -20,7 +20,7 @@ by `postprocess_update`, and attention then depends on what they send. Clients
 train epochs on batches as `training` says. As in the paper, their numbers of
 examples do not matter; with a `client_weighting` other than UNIFORM, attention
 is multiplied by weights. Local variables, if any, stay at clients, as in
-`build_furl`.
+`build_furl`. All clients get the same attention to moving averages.
 """
 
 import collections

@@ -260,7 +260,9 @@ def test_a_catalogue_that_cannot_be_scored_is_refused(
 
 @pytest.mark.parametrize('numbers', [(0, 4), (9, 0)])
 def test_negatives_are_drawn_from_some_items(numbers) -> None:
-  with pytest.raises(SettingError, match='num.*: expected at least 1, found 0'):
+  with pytest.raises(
+    SettingError, match='NegativeItems: .* at least 1, found 0'
+  ):
     ranking.NegativeItems(*numbers)
 
 

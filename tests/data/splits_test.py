@@ -193,7 +193,7 @@ def test_a_field_of_two_types_is_refused():
     splits.example_fields(*splits.by_time('a'), *splits.by_mark('a'))
 
 
-@pytest.mark.parametrize('share', [0.0, 1.0, 2, float('nan'), '0.5'])
+@pytest.mark.parametrize('share', [0.0, 1.0, -0.5, 2, float('nan'), '0.5'])
 @pytest.mark.parametrize('build', [splits.fraction, splits.by_time])
 def test_a_share_that_is_none_is_refused(build, share):
   with pytest.raises(

@@ -88,7 +88,7 @@ def test_the_first_that_returns_true_ends_a_run():
 @pytest.mark.parametrize(
   ('options', 'expected'),
   [
-    ({'patience': 0}, 'patience: expected at least 1, found 0'),
+    ({'patience': 0}, 'EarlyStopping: patience: .* at least 1, found 0'),
     ({'patience': math.nan}, 'expected a whole number, found nan'),
     ({'patience': 1, 'min_delta': -0.1}, '0 or more, found -0.1'),
     ({'patience': 1, 'min_delta': math.nan}, 'expected a finite'),

@@ -10,7 +10,6 @@ and remember v, which is zero at first.
 """
 
 import collections
-from typing import Any
 
 from tff_partial import client_state
 from tff_partial import evaluation
@@ -26,17 +25,13 @@ from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import PERSONAL
 
-
-def _zeros(model: models.PartialModel) -> Any:
-  """Return v before the first round; states of layers are w's alone."""
-  zeros = client_state.zeros_of_global(model)
-  return collections.OrderedDict(
-    (name, tensor) for name, tensor in zeros.items() if name not in model.state
-  )
-
-
+# States of layers, such as moving averages, are in w alone.
 _CLIENT_STATE = client_state.ClientState(
-  first=lambda model, seed: _zeros(model),
+  first=lambda model, seed: collections.OrderedDict(
+    (name, zeros)
+    for name, zeros in client_state.zeros_of_global(model).items()
+    if name not in model.state
+  ),
   recall=lambda model, remembered, received, seed: collections.OrderedDict(
     {PERSONAL: remembered}
   ),

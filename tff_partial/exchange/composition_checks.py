@@ -182,19 +182,15 @@ def _check_states(
 
 def _warn_of_untrained(client: client_work.ClientWork) -> None:
   """Warn of variables that are noised with their tier and never trained."""
-  trained = phases.all_phases(client.work)
   for tier in (tiers.GLOBAL, tiers.GROUP):
-    of_tier = [phase for phase in trained if tier in phase.train]
-    idle = [
-      name
-      for name in client.model.specs(tier)
-      if of_tier and not any(phase.trains(name) for phase in of_tier)
-    ]
-    if idle:
+    trained = [p for p in phases.all_phases(client.work) if tier in p.train]
+    names = client.model.specs(tier)
+    idle = [n for n in names if not any(p.trains(n) for p in trained)]
+    if trained and idle:
       logging.warning(
         'No phase trains %s, but noise moves them, as it moves all weights of '
-        'a tier that is sent. To keep them, `tff_partial.freeze(model, '
-        'but=...)`.',
+        'a tier that is sent. Use `tff_partial.freeze(model, but=...)` to keep '
+        'them.',
         idle,
       )
 

@@ -117,7 +117,6 @@ def warn_of_logits(model: Any, predictions: Any) -> None:
   by_output = getattr(model.loss_function, 'losses', None)
   if not isinstance(by_output, dict):  # As of a Keras model that is a loss.
     by_output = {None: model.loss_function}
-  metrics = model.metrics.build()
   for output, own in by_output.items():
     found = predictions if output is None else predictions[output]
     name = name_in_keras(own)
@@ -126,7 +125,7 @@ def warn_of_logits(model: Any, predictions: Any) -> None:
       continue
     wrong = [f'loss {name}']
     if getattr(own, '_fn_kwargs', {}).get('from_logits'):
-      beside = [m for m in metrics if m._of_output == output]
+      beside = [m for m in model.metrics.build() if m._of_output == output]
       wrong = [f'metric {m.name!r}' for m in beside if _takes_probabilities(m)]
     for what in wrong:
       logging.warning(

@@ -152,7 +152,11 @@ def build_model(
 
 
 def check_model(builder: str, model: models.PartialModel) -> None:
-  """Refuse a model of another kind, in the name of the builder that got it."""
+  """Refuse a model that `build_model` did not make.
+
+  Raises:
+    SettingError: It names the `builder` that got the model.
+  """
   models.check(model)
   if GRAM not in model.specs(GLOBAL):
     raise SettingError(

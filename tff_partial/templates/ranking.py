@@ -237,7 +237,8 @@ class NegativeItems(tf.keras.__internal__.layers.BaseRandomLayer):
     Raises:
       SettingError: If there is no item, or none is drawn.
     """
-    sizes = {'num_items': num_items, 'number': number}
+    own = 'NegativeItems: '
+    sizes = {f'{own}num_items': num_items, f'{own}number': number}
     checked_numbers.check_whole(SettingError, 1, **sizes)
     super().__init__(**kwargs)
     self.num_items = num_items

@@ -359,7 +359,11 @@ def moments(client: ClientContext) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def check_model(builder: str, model: models.PartialModel) -> None:
-  """Refuse a model of another kind, in the name of the builder that got it."""
+  """Refuse a model that `build_model` did not make.
+
+  Raises:
+    SettingError: It names the `builder` that got the model.
+  """
   models.check(model)
   if SPREAD not in model.specs(LOCAL):
     raise SettingError(

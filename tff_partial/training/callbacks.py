@@ -77,7 +77,8 @@ class EarlyStopping:
   min_delta: float = 0.0
 
   def __post_init__(self) -> None:
-    checked_numbers.check_whole(ProgramError, 1, patience=self.patience)
+    patience = {'EarlyStopping: patience': self.patience}
+    checked_numbers.check_whole(ProgramError, 1, **patience)
     if wrong := checked_numbers.why_negative(self.min_delta):
       raise ProgramError(f'EarlyStopping: min_delta: {wrong}.')
 
