@@ -1,6 +1,7 @@
 """Settings of all tests: a quiet TensorFlow, names of cases that stay."""
 
 from collections.abc import Iterator
+import gc
 import os
 import signal
 import sys
@@ -15,6 +16,9 @@ os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
 if sys.version_info >= (3, 12):
   # TFF can be imported there after it, and tests import both by their names.
   import tff_partial as tff_partial
+
+# Tracing makes many objects, and most of them stay.
+gc.set_threshold(50_000, 20, 20)
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and
 # all programs that they start; some tests are about just that.

@@ -13,6 +13,7 @@ computation.
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import hashlib
 import math
 import operator
@@ -130,15 +131,24 @@ def fold_in(seed: tf.Tensor, purpose: int | str | tf.Tensor) -> tf.Tensor:
     purpose: A word or number known when tracing, or an integer scalar tensor
       such as a step's index.
   """
-  seed = tf.cast(seed, tf.int32)
   if isinstance(purpose, str):
     purpose = int(derive(purpose)[0])
-  purpose = tf.cast(purpose, tf.int32)
-  # Two rounds, so that (seed, purpose) pairs with equal sums differ.
-  mixed = tf.bitcast(bits(seed, [2]), tf.int32)
-  return tf.bitcast(
-    bits(tf.stack([mixed[0] + purpose, mixed[1]]), [2]), tf.int32
-  )
+  return _folded()(tf.cast(seed, tf.int32), tf.cast(purpose, tf.int32))
+
+
+@functools.cache
+def _folded() -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+  """Trace `fold_in` once, so that a call adds one operation, not 40."""
+
+  def fold(seed: tf.Tensor, purpose: tf.Tensor) -> tf.Tensor:
+    # Two rounds, so that (seed, purpose) pairs with equal sums differ.
+    mixed = tf.bitcast(bits(seed, [2]), tf.int32)
+    return tf.bitcast(bits(mixed + tf.stack([purpose, 0]), [2]), tf.int32)
+
+  with tf.Graph().as_default():  # It would keep its caller's in memory.
+    return tf.function(fold, autograph=False).get_concrete_function(
+      SEED_SPEC, tf.TensorSpec([], tf.int32)
+    )
 
 
 def uniform(

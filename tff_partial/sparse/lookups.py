@@ -62,12 +62,14 @@ class Tables:
     self, frozen: tiers.NamedTensors, inputs: Any, count: Any
   ) -> dict[str, int]:
     """Count the rows of each table that a client's real examples look up."""
-    choose = tf.function(self.choose, autograph=False, reduce_retracing=True)
-    numbers = {}
-    for name, chosen in choose(frozen, inputs, count).items():
-      read = [np.ravel(places[:count]) for places in chosen.places]
-      numbers[name] = len(np.unique(np.concatenate(read)))
-    return numbers
+    return {
+      name: len(np.unique(np.concatenate([np.ravel(i[:count]) for i in ids])))
+      for name, ids in self._traced_find(frozen, inputs).items()
+    }
+
+  @functools.cached_property
+  def _traced_find(self) -> Find:
+    return tf.function(self._find, autograph=False, reduce_retracing=True)
 
 
 class RowModel:
