@@ -326,8 +326,7 @@ class PureMetrics:
   ) -> MetricState:
     """Return the states after a batch; `weight` is 0 for padding."""
     result = collections.OrderedDict()
-    for position, name in enumerate(self.names):
-      metric, variables = self._metric_on(position, state[name])
+    for name, (metric, variables) in self._on(state).items():
       self._measure(metric, labels, predictions, weight)
       try:
         result[name] = [tf.identity(v.value()) for v in variables]
@@ -342,36 +341,37 @@ class PureMetrics:
   def finalizers(self) -> collections.OrderedDict[str, Any]:
     """Return metric name to the function from its state to its value."""
     found = collections.OrderedDict()
-    for position, name in enumerate(self.names):
-      specs = [
-        tf.TensorSpec(value.shape, value.dtype) for value in self._initial[name]
-      ]
+    for name, initial in self._initial.items():
+      specs = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
       with tf.init_scope():
-        result = tracing.traced(
-          functools.partial(self._result, position), specs
-        )
+        result = tracing.traced(functools.partial(self._result, name), specs)
       found[name] = tf.function(
         lambda state, result=result: result(list(state)), autograph=False
       )
     return found
 
-  def _metric_on(
-    self, position: int, state: Sequence[tf.Tensor]
-  ) -> tuple[tf.keras.metrics.Metric, list[keras_variables.StateTensor]]:
-    """Build one metric on tensors, in the order of its variables."""
+  def _on(
+    self, states: Mapping[str, list[tf.Tensor]]
+  ) -> dict[
+    str, tuple[tf.keras.metrics.Metric, list[keras_variables.StateTensor]]
+  ]:
+    """Build metrics on their states, each with its variables in their order."""
     with keras_variables.answering_variables(
       lambda _, **request: keras_variables.stand_in(request)
     ):
-      metric = self.build()[position]
-      if len(metric.variables) < len(state):
-        self._measure(metric, *map(tracing.one_example, self._specs))
-    variables = list(metric.variables)
-    for variable, tensor in zip(variables, state, strict=True):
-      variable.assign(tensor)
-    return metric, variables
+      named = zip(self.names, self.build(), strict=True)
+      built = {name: metric for name, metric in named if name in states}
+      for name, metric in built.items():
+        if len(metric.variables) < len(states[name]):
+          self._measure(metric, *map(tracing.one_example, self._specs))
+    found = {n: (metric, list(metric.variables)) for n, metric in built.items()}
+    for name, (_, variables) in found.items():
+      for variable, tensor in zip(variables, states[name], strict=True):
+        variable.assign(tensor)
+    return found
 
-  def _result(self, position: int, state: Sequence[tf.Tensor]) -> tf.Tensor:
-    metric, _ = self._metric_on(position, state)
+  def _result(self, name: str, state: list[tf.Tensor]) -> tf.Tensor:
+    metric, _ = self._on({name: state})[name]
     value = _undecorated(metric.result)()
     return undefined_metrics.or_nan(metric, value)
 
