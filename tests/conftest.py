@@ -17,7 +17,7 @@ if sys.version_info >= (3, 12):
   # TFF can be imported there after it, and tests import both by their names.
   import tff_partial as tff_partial
 
-# Tracing makes many objects, and most of them stay.
+# Tracing makes many objects that stay, so that collecting garbage finds little.
 gc.set_threshold(50_000, 20, 20)
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and

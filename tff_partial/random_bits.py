@@ -145,7 +145,7 @@ def _folded() -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     mixed = tf.bitcast(bits(seed, [2]), tf.int32)
     return tf.bitcast(bits(mixed + tf.stack([purpose, 0]), [2]), tf.int32)
 
-  with tf.Graph().as_default():  # It would keep its caller's in memory.
+  with tf.Graph().as_default():  # The first caller's would stay in memory.
     return tf.function(fold, autograph=False).get_concrete_function(
       SEED_SPEC, tf.TensorSpec([], tf.int32)
     )

@@ -63,8 +63,8 @@ class Tables:
   ) -> dict[str, int]:
     """Count the rows of each table that a client's real examples look up."""
     return {
-      name: len(np.unique(np.concatenate([np.ravel(i[:count]) for i in ids])))
-      for name, ids in self._traced_find(frozen, inputs).items()
+      name: len(np.unique(np.concatenate([np.ravel(i[:count]) for i in found])))
+      for name, found in self._traced_find(frozen, inputs).items()
     }
 
   @functools.cached_property
