@@ -134,6 +134,17 @@ def test_a_loss_without_curvature_far_away_is_minimized():
 
 
 @pytest.mark.slow
+def test_steps_that_end_far_from_the_minimum_find_nothing():
+  fields = {'x': _X, 'y': (_X[:, :1] > 0).astype(np.float32)}
+  model = _model(loss=tf.keras.losses.BinaryCrossentropy(from_logits=True))
+  one, many = (
+    _solved(model, Exact(1e-5, newton_steps=steps), fields)['own/kernel']
+    for steps in (1, 20)
+  )
+  assert np.isnan(one).all() and np.isfinite(many).all()
+
+
+@pytest.mark.slow
 def test_softmax_head_is_that_of_scikit_learn():
   y = np.argmax(_X[:, :3] + _DRAW.normal(size=[12, 3]), 1).astype(np.int32)
   loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -60,8 +60,10 @@ class Exact:
     newton_steps: Maximum number of Newton steps for losses that are not
       quadratic, such as cross-entropy. They stop where they change nothing.
     max_direct: Largest number of weights for which the linear system is built
-      and solved by elimination; more are solved by conjugate gradients. A
-      client for which these do not converge counts as not finite.
+      and solved by elimination; more are solved by conjugate gradients.
+
+  A client for which Newton's steps or conjugate gradients do not converge
+  counts as not finite.
   """
 
   ridge: float = 1.0

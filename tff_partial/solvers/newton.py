@@ -23,6 +23,9 @@ _HALVINGS, _SHARE = 40, 1e-4
 # Newton's method stops where a step promises less than this share of the
 # objective: about the rounding of losses in float32.
 _PROMISED = 1e-7
+# Steps that end where another promises more than this share of the objective
+# before the first have not found the minimum.
+_ACCEPTED = 1e-3
 
 
 class Objective(NamedTuple):
@@ -139,10 +142,14 @@ def minimize(
 def _newton(
   max_steps: int, problem: '_Direct | _ByProducts', start: tf.Tensor
 ) -> tf.Tensor:
-  """Take Newton steps, each with a line search."""
+  """Take Newton steps, each with a line search.
+
+  Returns:
+    The minimum; NaN if the steps end far from it, as with too small a ridge.
+  """
 
   def stepped(
-    step: tf.Tensor, change: tf.Tensor, is_done: tf.Tensor
+    step: tf.Tensor, change: tf.Tensor, *_: tf.Tensor
   ) -> tuple[tf.Tensor, ...]:
     nearest = problem.nearest(change)
     way = nearest.solve(nearest.gradient[:, None])[:, 0]
@@ -161,15 +168,22 @@ def _newton(
       (tf.constant(0), tf.ones([], change.dtype)),
       parallel_iterations=1,
     )
-    return step + 1, change - length * way, promised <= rounding
+    # After the last step one more is computed, and not taken.
+    length = tf.where(step < max_steps, length, 0.0)
+    return step + 1, change - length * way, promised, rounding
 
-  _, change, _ = tf.while_loop(
-    lambda step, _, is_done: (step < max_steps) & ~is_done,
+  infinite = tf.constant(float('inf'), start.dtype)
+  first = tf.abs(problem.value(start))
+  _, change, promised, rounding = tf.while_loop(
+    lambda step, _, promised, rounding: (
+      (step <= max_steps) & ~(promised <= rounding)
+    ),
     stepped,
-    (tf.constant(0), start, tf.constant(False)),
+    (tf.constant(0), start, infinite, tf.zeros([], start.dtype)),
     parallel_iterations=1,
   )
-  return change
+  accepted = tf.maximum(rounding, tf.cast(_ACCEPTED, start.dtype) * first)
+  return tf.where(promised <= accepted, change, float('nan'))
 
 
 class _Problem:
