@@ -252,6 +252,7 @@ def test_a_client_of_one_class_has_no_area_under_a_curve():
   assert 0.5 < found.metrics['auc'] < 1.0
 
 
+@pytest.mark.slow
 def test_a_client_whose_steps_are_all_masked_has_no_loss():
   loss = tf.keras.losses.SparseCategoricalCrossentropy(True, ignore_class=-1)
   model = keras_models.from_keras(

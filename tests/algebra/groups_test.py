@@ -137,8 +137,12 @@ def test_gradients_of_normalized_batches_see_no_padding(capacity):
   [
     # Slopes of (head body x - y)^2 are -2, -4 and -8: of group 0 a quarter of
     # -2, of group 1 a quarter of -4 and a half of -8, times the rate .1.
-    ((GROUP,), {GLOBAL: [1.0], GROUP: [1.05, 1.5]}),
-    ((GLOBAL,), {GLOBAL: [1.55], GROUP: [1.0, 1.0]}),
+    pytest.param(
+      *((GROUP,), {GLOBAL: [1.0], GROUP: [1.05, 1.5]}), marks=pytest.mark.slow
+    ),
+    pytest.param(
+      *((GLOBAL,), {GLOBAL: [1.55], GROUP: [1.0, 1.0]}), marks=pytest.mark.slow
+    ),
     ((GLOBAL, GROUP), {GLOBAL: [1.55], GROUP: [1.05, 1.5]}),
   ],
   ids=['heads under a frozen body', 'a body under frozen heads', 'both'],
@@ -155,6 +159,7 @@ def test_one_server_tier_is_trained_and_the_other_stays(train, expected):
     np.testing.assert_allclose(value, values, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_sent_without_the_groups_heads():
   def build():
     item = tf.keras.Input([], dtype=tf.int32)
@@ -221,7 +226,10 @@ def test_clients_that_clip_without_noise_keep_their_weights():
 # ---- every variable in groups ------------------------------------------------
 
 
-@pytest.mark.parametrize('mean_of_members', [False, True, None])
+@pytest.mark.parametrize(
+  'mean_of_members',
+  [False, *(pytest.param(of, marks=pytest.mark.slow) for of in (True, None))],
+)
 def test_ifca_beside_numpy(mean_of_members):
   model = _of_two(-1.0, 1.0)
   assert model.tiers == (GROUP,)

@@ -267,9 +267,11 @@ _LOCAL = local_noise.LocalNoise(0.1, 1.0)
 @pytest.mark.parametrize(
   ('aggregator', 'expected'),
   [
-    (tff.aggregators.MeanFactory(), _LOCAL.mechanism),
+    pytest.param(
+      *(tff.aggregators.MeanFactory(), _LOCAL.mechanism), marks=pytest.mark.slow
+    ),
     # A ledger counts what noises: the server clips alone.
-    (_private(0.0), _LOCAL.mechanism),
+    pytest.param(_private(0.0), _LOCAL.mechanism, marks=pytest.mark.slow),
     (_private(0.5), _private(0.5).mechanism),
   ],
   ids=['local alone', 'beside clips', 'beside noise'],

@@ -142,6 +142,7 @@ def test_phases_keep_apart_what_each_of_them_has():
     assert any((one[name] != other[name]).any() for name in one)
 
 
+@pytest.mark.slow
 def test_a_client_whose_round_failed_keeps_what_it_had():
   # The third round's rate is no number; the client had taken its steps by then.
   process = _process(
@@ -152,6 +153,7 @@ def test_a_client_whose_round_failed_keeps_what_it_had():
   planted.assert_same(_train(process, 3)[1], _train(process, 2)[1])
 
 
+@pytest.mark.slow
 def test_what_is_kept_takes_steps_at_the_rate_of_the_phase():
   first, idle = (
     _process(optimizers.build_adam(rate), slots='kept') for rate in (_RATE, 0.0)
@@ -201,6 +203,7 @@ def test_a_round_without_epochs_has_no_step():
     assert batches.number == number
 
 
+@pytest.mark.slow
 def test_a_rate_that_follows_the_rounds_is_of_the_first_one():
   # 1, 1/2, 1/4 of it, and not 1, 1/2, 1/8: the kept rate is not multiplied.
   process = _process(
@@ -234,7 +237,10 @@ def _descended(process: processes.PartialProcess, rates: list[float]) -> Any:
 
 @pytest.mark.parametrize(
   ('slots', 'counted'),
-  [('reset', [1, 2, 3, 4, 5] * 2), ('kept', list(range(1, 11)))],
+  [
+    pytest.param('reset', [1, 2, 3, 4, 5] * 2, marks=pytest.mark.slow),
+    ('kept', list(range(1, 11))),
+  ],
 )
 def test_a_schedule_counts_steps_in_a_round_or_in_a_life(slots, counted):
   scheduled = optimizers.schedule_learning_rate(sgd(_RATE), _falling)

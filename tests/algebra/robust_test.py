@@ -76,7 +76,10 @@ def _process(factory: Any) -> tff.templates.AggregationProcess:
   return factory.create(tff.to_type(value), tff.TensorType(np.float32))
 
 
-@pytest.mark.parametrize(('number', 'runtime'), [(9, 'no jit'), (10, 'native')])
+@pytest.mark.parametrize(
+  ('number', 'runtime'),
+  [(9, 'no jit'), pytest.param(10, 'native', marks=pytest.mark.slow)],
+)
 def test_joins_beside_numpy(join, number, runtime):
   factory, by_hand = join
   process = _process(factory)

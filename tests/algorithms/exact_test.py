@@ -180,6 +180,7 @@ def test_terms_and_regularization_count_as_in_steps():
   planted.assert_close(with_term, _solved(_model(), Exact(3.5), fields), 1e-5)
 
 
+@pytest.mark.slow
 def test_prior_has_a_mean_and_a_precision():
   y = _DRAW.normal(size=[12, 1]).astype(np.float32)
   mean = {
@@ -262,6 +263,7 @@ def test_order_and_batches_make_no_difference():
   planted.assert_close(forth, back)
 
 
+@pytest.mark.slow
 def test_query_set_has_no_part_in_it():
   measuring = algorithms.build_fed_recon_eval(
     planted.factorization(),
@@ -284,9 +286,8 @@ def test_query_set_has_no_part_in_it():
     )
 
 
-@pytest.mark.parametrize(
-  'name', ['furl', pytest.param('fed_rep', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['furl', 'fed_rep'])
 def test_what_clients_keep_is_solved_for_before_the_rest_is_trained(name):
   """FURL with an optimizer for each tier, and FedRep, are the same here."""
   model = planted.factorization()

@@ -91,6 +91,7 @@ def test_a_repeated_interaction_is_that_of_a_greater_weight() -> None:
   assert found['loss'] == pytest.approx((1 - score) ** 2, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_where_no_client_counts_all_stays_as_it_is() -> None:
   process = algorithms.build_fed_ials(_model(), memory=0.5)
   once = planted.run(
@@ -150,9 +151,8 @@ def _build_biases() -> tf.keras.Model:
   return tf.keras.Model(item, tf.keras.layers.Reshape([])(bias))
 
 
-@pytest.mark.parametrize(
-  'batch_size', [1, pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('batch_size', [1, 8])
 def test_ranks_of_known_scores(batch_size) -> None:
   """Each item's score is its number, but the last six are tied."""
   split = splits.by_mark()

@@ -67,7 +67,7 @@ def _step(
   ('through', 'steps', 'expected'),
   [
     # Own is 4 c / (c^2 + 3) = 1, and the loss (own * c)^2 with c = 1.
-    (False, 1, 1 - 0.1 * 2),
+    pytest.param(False, 1, 1 - 0.1 * 2, marks=pytest.mark.slow),
     # d(own * c) / dc = 4 * 2 c 3 / (c^2 + 3)^2 = 1.5, in place of 1.
     (True, 1, 1 - 0.1 * 2 * 1.5),
     # Own is 4 * .7 / 3.49, solved for again before the second step.

@@ -390,6 +390,7 @@ def test_the_report_is_written(sweep, tmp_path):
   _is_picture(output / 'curves.png')
 
 
+@pytest.mark.slow
 def test_a_figure_of_a_metric_by_its_path_needs_no_folder(sweep, tmp_path):
   metric = 'seconds/total'
   report.main(

@@ -206,6 +206,7 @@ def test_all_runtimes_give_the_numbers_of_a_loop(model, clients, number):
 # ---- other models ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_step_of_a_sequence_has_neighbours():
   """Two steps, of which the second may have no class, -1.
 

@@ -1,6 +1,6 @@
 """Laws that hold for every algorithm: a new one is a new row of the table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import copy
 import dataclasses
 import functools
@@ -419,19 +419,21 @@ def fixture_model_of() -> dict[str, models.PartialModel]:
   }
 
 
-# Rows that `make test` runs: one of each kind of state.
-_QUICK = ('fed_att', 'fed_recon', 'furl', 'hpfl', 'scaffold')
+def rows(quick: Collection[str]) -> list[Any]:
+  """All rows, of which `make test` runs those that are named."""
+  return [
+    pytest.param(
+      row, id=row.name, marks=() if row.name in quick else pytest.mark.slow
+    )
+    for row in ROWS
+  ]
 
 
+# One of each kind of state is quick.
 @pytest.fixture(
   scope='module',
   name='row',
-  params=[
-    pytest.param(
-      row, id=row.name, marks=() if row.name in _QUICK else pytest.mark.slow
-    )
-    for row in ROWS
-  ],
+  params=rows(('fed_recon', 'furl', 'hpfl', 'scaffold')),
 )
 def fixture_row(request) -> Row:
   return request.param

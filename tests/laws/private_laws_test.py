@@ -29,6 +29,7 @@ globals().update(
   {n: f for n, f in vars(laws_test).items() if n.startswith('fixture_')}
 )
 
+
 _NOISED = privacy.private_mean(
   clipping.FixedClip(1e-7),
   noise_multiplier=1.0,
@@ -46,6 +47,13 @@ _REFUSED = {
 }
 # They take no aggregator, so that a ledger finds nothing to count.
 _WITHOUT_NOISE = ('fed_als', 'fed_ials', 'fed_proto', 'local_only')
+
+
+@pytest.fixture(
+  scope='module', name='row', params=laws_test.rows(('fed_recon', 'furl'))
+)
+def fixture_row(request) -> laws_test.Row:
+  return request.param
 
 
 def _noised(row: laws_test.Row) -> Aggregation | None:

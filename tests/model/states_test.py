@@ -84,12 +84,9 @@ def _round(
 # ---- what it computes --------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ('build', 'shape'),
-  [
-    (build_dense, (3,)),
-    pytest.param(build_cnn, (5, 5, 1), marks=pytest.mark.slow),
-  ],
+  ('build', 'shape'), [(build_dense, (3,)), (build_cnn, (5, 5, 1))]
 )
 def test_a_client_trains_as_fit_does(build, shape):
   """Ten examples in batches of four, of which the last has two."""
@@ -241,6 +238,7 @@ def test_a_mixed_model_reads_averages_once(build, measure):
   )
 
 
+@pytest.mark.slow
 def test_steps_of_a_personal_part_leave_the_shared_averages():
   """What a new client of PPSGD adds to the shared weights has no averages."""
   measuring = algorithms.build_pp_sgd_eval(
@@ -256,6 +254,7 @@ def test_steps_of_a_personal_part_leave_the_shared_averages():
   assert not read['first/moving_mean'].any()
 
 
+@pytest.mark.slow
 def test_attention_is_the_same_for_a_mean_and_its_variance():
   model = _model(functools.partial(build_dense, 0.0))
   training = Phase(optimizer=sgd(0.0), batch_size=None)
@@ -271,6 +270,7 @@ def test_attention_is_the_same_for_a_mean_and_its_variance():
   )
 
 
+@pytest.mark.slow
 def test_prototypes_are_of_features_as_training_has_them():
   """Normalized by the client's own moments, features have the mean zero."""
 
@@ -298,13 +298,9 @@ def test_prototypes_are_of_features_as_training_has_them():
   np.testing.assert_allclose(found, np.zeros(3), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ('momentum', 'state'),
-  [
-    pytest.param(0.0, 'local', marks=pytest.mark.slow),
-    (0.99, 'local'),
-    pytest.param(0.9, 'averaged', marks=pytest.mark.slow),
-  ],
+  ('momentum', 'state'), [(0.0, 'local'), (0.99, 'local'), (0.9, 'averaged')]
 )
 def test_a_new_client_may_estimate_averages(momentum, state):
   """From its support set, whatever the momentum."""
@@ -429,6 +425,7 @@ def _scaled(dtype_of_state: str) -> Any:
   return keras.Sequential([keras.Input([3]), _Scales(dtype_of_state), head])
 
 
+@pytest.mark.slow
 def test_a_variance_without_a_mean_is_averaged():
   process = algorithms.build_fed_avg(_model(lambda: _scaled('float32')))
   clients = {'a': _fields(4), 'b': _fields(4)}

@@ -346,6 +346,7 @@ def test_an_interrupt_stops_the_computation_and_the_runtime_goes_on():
     assert _total([1.0, 2.0]) == 3.0
 
 
+@pytest.mark.slow
 def test_cohorts_of_changing_size_do_not_fill_the_worker():
   medians = []  # Not the maximum: a thread may be about to end just then.
   with native():

@@ -195,7 +195,9 @@ def test_the_median_ends_runs_too(tmp_path):
   assert states[:4] == ['COMPLETE'] * 4 and 'PRUNED' in states[4:]
 
 
-@pytest.mark.parametrize('dies_at', [0, 1, 5])
+@pytest.mark.parametrize(
+  'dies_at', [*(pytest.param(at, marks=pytest.mark.slow) for at in (0, 1)), 5]
+)
 def test_a_killed_search_goes_on_alike(tmp_path, dies_at):
   plan = _plan(trials=6)
   whole = Trainer()
@@ -360,6 +362,7 @@ def test_a_folder_that_cannot_be_written_is_of_its_flag(tmp_path):
 # ---- the report --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_report_has_the_best_and_what_mattered(tmp_path):
   plan = _plan(
     search=(f'{_RATE}=log:0.001:1', 'dropout_rate=float:0:0.5'),

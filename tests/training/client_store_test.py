@@ -386,6 +386,7 @@ def test_versions_do_not_pile_up_while_the_best_round_stays(folder):
     store.at(20)
 
 
+@pytest.mark.slow
 def test_files_that_are_little_in_use_go_with_a_save(tmp_path, monkeypatch):
   folder = folder_of('file, deposited', tmp_path / 'clients', monkeypatch)
   store = ClientStore(initialize_small, folder=folder)

@@ -115,6 +115,7 @@ def test_a_client_that_took_part_has_what_it_remembers(furl, clients, model):
   np.testing.assert_array_equal(found, _predicted(expected))
 
 
+@pytest.mark.slow
 def test_a_client_whose_work_was_never_finite_trains_as_a_new_one(
   model, clients
 ):

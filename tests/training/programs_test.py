@@ -338,6 +338,7 @@ def test_the_best_round_is_kept(world, tmp_path, metric, higher_is_better):
   assert small_runs.flat(until.weights) == small_runs.flat(result.best_weights)
 
 
+@pytest.mark.slow
 def test_a_run_with_more_rounds_forgets_that_an_earlier_one_was_its_last(
   plain, tmp_path
 ):

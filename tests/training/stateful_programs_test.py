@@ -135,6 +135,7 @@ def test_what_a_run_leaves(whole):
   assert result.client_store.rounds == [3, 6, 7]
 
 
+@pytest.mark.slow
 def test_a_store_that_fills_memory_is_saved(
   world, whole, tmp_path, monkeypatch
 ):
@@ -313,6 +314,7 @@ def test_a_new_best_round_is_saved_with_its_clients(world, tmp_path):
   small_runs.assert_same(result, world.train(**settings))
 
 
+@pytest.mark.slow
 def test_a_run_with_more_rounds_finds_the_clients_of_an_earlier_best(
   world, tmp_path, monkeypatch
 ):

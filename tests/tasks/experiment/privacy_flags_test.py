@@ -193,8 +193,13 @@ def test_parts_of_an_update_have_clips_of_their_own(tmp_path):
     (('--dp=local',), 'Give --clip'),
     (('--dp=local', '--clip=1', '--dp_mechanism=tree'), '--dp=central'),
     (('--dp=local', '--clip=1', '--set=clip_parts=a'), 'clip_parts=a: with'),
-    (('--set=clip_parts=global,group',), "but clients send ['global']"),
-    (('--oversample=2',), 'none is asked in reserve'),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in [
+        (('--set=clip_parts=global,group',), "but clients send ['global']"),
+        (('--oversample=2',), 'none is asked in reserve'),
+      ]
+    ),
   ],
 )
 def test_what_is_not_covered_is_refused(tmp_path, flags, expected):

@@ -98,6 +98,7 @@ def test_a_fifth_of_a_new_users_latest_films_is_ranked():
       assert own['timestamp'].is_monotonic_increasing
 
 
+@pytest.mark.slow
 def test_training_users_are_measured_by_the_split_of_training(unseen):
   trainable = Trainable(Config(loop=Loop(clients_per_round=5)), unseen)
   for who in (EvaluationClients('train', True), *unseen.tests.values()):

@@ -123,6 +123,7 @@ def test_local_vectors_begin_with_values_that_all_learn_where_asked(algorithm):
     assert first in model.specs(tiers.GLOBAL)
 
 
+@pytest.mark.slow
 def test_what_all_learn_alike_begins_with_no_other_learned_values():
   config = _config('fed_yogi', learned_first_values=True)
   with pytest.raises(OptionError, match='--learned_first_values: .* no local'):

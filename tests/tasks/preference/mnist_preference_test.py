@@ -367,6 +367,7 @@ def test_there_may_be_more_heads_than_kinds():
   assert shapes['type_head/bias:0'] == (10,)
 
 
+@pytest.mark.slow
 def test_fewer_heads_than_kinds_are_for_users_who_are_told_nothing():
   few = _load(num_users=50, num_groups=5)
   assert few.model_with('heads').num_groups == 5

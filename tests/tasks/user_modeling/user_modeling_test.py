@@ -161,6 +161,7 @@ def test_for_central_training_users_are_numbered_among_all():
   assert [(x.min(), x.max()) for x in users] == [(0, 4), (5, 12), (13, 24)]
 
 
+@pytest.mark.slow
 def test_records_are_divided_anew_by_repeat_and_by_seed():
   tasks = [
     TASKS['assist'](repeat=repeat).load(Data(data='synthetic'), seed)
