@@ -20,6 +20,7 @@ from tasks.images import scaled_input
 from tasks.preference import losses
 from tff_partial import assignments
 from tff_partial import layers as layers_lib
+from tff_partial.model import adapters
 from tff_partial.model import keras_models
 from tff_partial.model import models
 
@@ -253,9 +254,13 @@ def build_partial(
     loss = losses.clustered_loss
   elif user == task.HEAD_CLUSTERS:
     loss = losses.preference_loss
-  return keras_models.from_keras(
+  model = keras_models.from_keras(
     build, loss=loss, labels=LABEL_SPEC, **heads, **options
   )
+  if user == task.OWN_HEAD:
+    # Nothing trains its prototypes, and noise would move them.
+    model = adapters.freeze(model, but=f'(?!{PROTOTYPES}).*')
+  return model
 
 
 PARTS = assignments.FedEmbedVariables(

@@ -368,6 +368,13 @@ def test_there_may_be_more_heads_than_kinds():
 
 
 @pytest.mark.slow
+def test_what_own_heads_do_not_train_is_not_sent():
+  model = _load(num_users=10).model_with('own_head')
+  sent = model.specs('global')
+  assert 'type_head/bias' in sent and 'prototypes/vectors' not in sent
+
+
+@pytest.mark.slow
 def test_fewer_heads_than_kinds_are_for_users_who_are_told_nothing():
   few = _load(num_users=50, num_groups=5)
   assert few.model_with('heads').num_groups == 5
