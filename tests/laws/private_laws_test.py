@@ -29,7 +29,6 @@ globals().update(
   {n: f for n, f in vars(laws_test).items() if n.startswith('fixture_')}
 )
 
-
 _NOISED = privacy.private_mean(
   clipping.FixedClip(1e-7),
   noise_multiplier=1.0,

@@ -23,8 +23,8 @@ _HALVINGS, _SHARE = 40, 1e-4
 # Newton's method stops where a step promises less than this share of the
 # objective: about the rounding of losses in float32.
 _PROMISED = 1e-7
-# Steps that end where another promises more than this share of the objective
-# before the first have not found the minimum.
+# It has failed where its steps are used up, and another promises more than this
+# share of the objective at the start.
 _ACCEPTED = 1e-3
 
 
