@@ -127,7 +127,7 @@ def add(
     ValueError: If runs differ in more, or some have not ended.
   """
   pairs = [column.rpartition('=')[::2] for column in columns]
-  metrics = [pair[1] for pair in pairs]
+  metrics = list(dict.fromkeys(pair[1] for pair in pairs))
   runs = run_folders.find([sweep_dir])
   differing = set(run_folders.settings(runs)[0].values) - {over}
   lost = [str(run.folder) for run in runs if run.state != run_folders.DONE]
@@ -149,7 +149,15 @@ def add(
     frame.loc[row, column] = f'{mean:.{digits}f}'
     if not math.isnan(deviation):
       frame.loc[row, column + DEVIATION] = f'{deviation:.{digits}f}'
+  # A new deviation stands beside its mean.
+  names = [_column(text) for text in frame]
+  frame = frame[sorted(frame, key=lambda text: names.index(_column(text)))]
   frame.fillna('').to_csv(pages / 'tables' / f'{name}.csv')
+
+
+def _column(text: str) -> str:
+  """Return the column of a value, of its deviation or of the paper's value."""
+  return text.removesuffix(DEVIATION).removesuffix(PAPER)
 
 
 def main() -> None:

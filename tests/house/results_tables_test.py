@@ -26,8 +26,7 @@ def fixture_pages(tmp_path):
     'row,rounds,RMSE ↓ paper,RMSE ↓,RMSE ↓ ±,"ACC, % ↑"\n'
     'one,1600,0.9,0.81,0.01,44.0\ntwo,20,,0.79,,\nthree,,0.7,,,45.0\n'
   )
-  page = 'Text.\n\n<!-- table: mine -->\n\n| old |\n'
-  (tmp_path / 'page.md').write_text(page)
+  (tmp_path / 'page.md').write_text('Old.\n\n<!-- table: mine -->\n\n| old |\n')
   return tmp_path
 
 
@@ -80,13 +79,14 @@ def test_runs_make_a_row(tmp_path, pages):
   for seed, rmse in enumerate((0.8, 1.0)):
     run_folders.write(runs, f'seed{seed}', seed=seed, rmse=rmse)
   results_tables.add('mine', 'four', runs, ['RMSE ↓=rmse'], pages=pages)
-  for column in ('ACC, % ↑', 'of 5 %'):
-    results_tables.add('mine', 'two', runs, [f'{column}=rmse'], pages=pages)
+  columns = ['ACC, % ↑=rmse', 'of 5 %=rmse']
+  results_tables.add('mine', 'two', runs, columns, pages=pages)
   frame = pd.read_csv(pages / 'tables/mine.csv', index_col='row')
   assert frame.loc['four', ['RMSE ↓', 'RMSE ↓ ±']].tolist() == [0.9, 0.141]
   assert frame.loc['two', ['ACC, % ↑', 'ACC, % ↑ ±']].tolist() == [90.0, 14.1]
   assert frame.loc['two', 'of 5 %'] == 0.9
   assert frame.loc['one', 'RMSE ↓'] == 0.81
+  assert list(frame)[-3:] == ['ACC, % ↑ ±', 'of 5 %', 'of 5 % ±']
 
 
 def test_runs_differ_in_one_flag_that_is_named(tmp_path, pages):
