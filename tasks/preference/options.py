@@ -4,7 +4,6 @@ import dataclasses
 from typing import ClassVar
 
 from tasks import shared_options as shared
-from tasks.errors import OptionError
 from tasks.options import detail
 from tasks.options import option
 from tasks.shared_options import TaskOptions
@@ -50,6 +49,7 @@ class PreferenceOptions(TaskOptions):
   embedding_spread: float = option(
     1.0,
     "FedEmbed's first embeddings and prototypes are uniform from 0 to this.",
+    at_least=1e-6,
   )
   prototypical_share: float = option(
     0.1,
@@ -57,14 +57,6 @@ class PreferenceOptions(TaskOptions):
     at_least=0,
     at_most=1,
   )
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    if self.embedding_spread <= 0:
-      raise OptionError(
-        f'--preference_embedding_spread={self.embedding_spread}: give a number '
-        'above 0.'
-      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import planted
+from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import client_statistics
 from tff_partial import composition
@@ -35,6 +36,9 @@ from tff_partial.training import sampling
 
 layers = tf.keras.layers
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
+_BY_EXAMPLES = messages.ClientWeighting.NUM_EXAMPLES
+_LOCAL_NOISE = local_noise.LocalNoise(1.0, 1.0)
+_MEDIAN = aggregators.coordinate_median(clients_per_round=2)
 _PRIVATE = privacy.private_mean(
   clipping_lib.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
 )
@@ -429,30 +433,24 @@ def test_models_without_weights_for_the_server_are_refused():
       'join it WITH_UPDATE',
     ),
     (
-      {
-        'aggregation': Aggregation(
-          postprocess_update=local_noise.LocalNoise(1.0, 1.0)
-        )
-      },
+      {'aggregation': Aggregation(postprocess_update=_LOCAL_NOISE)},
       'client_weighting: clients would send how much they weigh, exactly, .*'
       'Pass ClientWeighting.UNIFORM',
     ),
     (
-      {
-        'aggregation': Aggregation(
-          _PRIVATE, messages.ClientWeighting.NUM_EXAMPLES
-        )
-      },
+      {'aggregation': Aggregation(_PRIVATE, _BY_EXAMPLES)},
       'client_weighting: .* takes no weights of clients. Leave it out',
+    ),
+    (
+      {'aggregation': Aggregation(_MEDIAN, _BY_EXAMPLES)},
+      'client_weighting: RobustFactory takes no weights of clients',
     ),
     (
       {'aggregation': Aggregation(client_weighting='uniform')},
       "client_weighting='uniform': give a `ClientWeighting`, or a function",
     ),
     (
-      {
-        'aggregation': Aggregation(client_weighting=lambda worked: tf.ones([2]))
-      },
+      {'aggregation': Aggregation(client_weighting=lambda _: tf.ones([2]))},
       r'client_weighting: a client has one number .* found float32\(2,\)',
     ),
   ],

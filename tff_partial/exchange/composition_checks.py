@@ -54,8 +54,11 @@ def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
 
 def _check_weighting(aggregator: aggregators.Factory, given: Any) -> None:
   """Refuse a given weighting where an aggregator takes no weights."""
+  unweighted: Any = tff.aggregators.UnweightedAggregationFactory
+  if not callable(given):  # A function may tell robust joins who counts.
+    unweighted |= RobustFactory
   if given not in (None, ClientWeighting.UNIFORM) and isinstance(
-    aggregator, tff.aggregators.UnweightedAggregationFactory
+    aggregator, unweighted
   ):
     raise CompositionError(
       f'client_weighting: {type(aggregator).__name__} takes no weights of '
