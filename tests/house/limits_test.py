@@ -85,20 +85,19 @@ def test_limits_are_kept(name):
 
 
 def texts() -> Iterator[tuple[str, str]]:
-  """Pages, docstrings and help texts, with where they are."""
-  for page in [ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')]:
+  """Pages, recipes, docstrings and help texts, with where they are."""
+  recipes = (ROOT / 'tasks/recipes').glob('*.flags')
+  pages = [*ROOT.glob('*.md'), *(ROOT / 'benchmarks').glob('*.md')]
+  for page in [*pages, *(ROOT / 'docs').rglob('*.md'), *recipes]:
     if 'api' not in page.parts:
       yield str(page), page.read_text(encoding='utf-8')
   for path in files_of(*PRODUCT):
     for node in ast.walk(parsed(path)):
       if isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Module)):
-        yield f'{path}: {getattr(node, "name", "")}', _docstring(node)
+        text = ast.get_docstring(node) or ''
+        yield f'{path}: {getattr(node, "name", "")}', text
       elif isinstance(node, ast.Call) and ast.unparse(node.func) == 'option':
         yield f'{path}:{node.lineno}', ' '.join(_strings(node))
-
-
-def _docstring(node: ast.AST) -> str:
-  return ast.get_docstring(node) or ''
 
 
 def _strings(call: ast.Call) -> Iterator[str]:
@@ -111,7 +110,7 @@ def _strings(call: ast.Call) -> Iterator[str]:
 def test_words_are_plain():
   banned = '|'.join(map(re.escape, LIMITS['words']['banned']))
   # Code in backquotes and blocks, such as `user_form='nobody'`, is not prose.
-  code = re.compile(r'```.*?```|`[^`]*`', re.DOTALL)
+  code = re.compile(r'```.*?```|`[^`]*`|^--[^\n]*', re.DOTALL | re.MULTILINE)
   pattern = re.compile(rf'\b({banned})\b')
   found = [
     f'{where}: {match.group()}'

@@ -1,6 +1,5 @@
 """The wheel installs anywhere, and the lock is complete."""
 
-import itertools
 import os
 import pathlib
 import re
@@ -289,7 +288,7 @@ LOCKS = {
 PYTHON = '.'.join(map(str, sys.version_info[:2]))
 
 
-@pytest.mark.parametrize('lock', itertools.chain(*LOCKS.values()))
+@pytest.mark.parametrize('lock', sum(LOCKS.values(), ()))
 def test_lock_has_versions_and_hashes_and_no_address(lock):
   text = (REQUIREMENTS / lock).read_text('utf-8')
   entries = re.findall(r'^(?=[^#\s])(?:.*\\\n)*.*', text, re.MULTILINE)
