@@ -11,8 +11,8 @@ above the table.
   python docs/results_tables.py --table=TABLE --row=ROW --sweep_dir=OUT \
     --column='RMSE ↓=rmse' --column='accuracy, % ↑=accuracy'
 
-The latter first takes a row from the runs of a folder, which differ in one flag
-(`--over`, the seed by default).
+The latter first takes a row from the runs of a folder, which differ in the
+flags of `--over` alone: the seed by default, or `--over=seed,noise_seed`.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def add(
     sweep_dir: The folder of the runs.
     columns: `COLUMN=METRIC`, as `tff-partial report` calls the metric.
     of: The `last` round, or the `best`.
-    over: The one flag in which runs differ, over which the mean is.
+    over: The flags in which runs differ, divided by commas.
     pages: The folder of the pages.
 
   Raises:
@@ -129,7 +129,7 @@ def add(
   pairs = [column.rpartition('=')[::2] for column in columns]
   metrics = list(dict.fromkeys(pair[1] for pair in pairs))
   runs = run_folders.find([sweep_dir])
-  differing = set(run_folders.settings(runs)[0].values) - {over}
+  differing = set(run_folders.settings(runs)[0].values) - set(over.split(','))
   lost = [str(run.folder) for run in runs if run.state != run_folders.DONE]
   if differing or lost:
     raise ValueError(
@@ -169,7 +169,7 @@ def main() -> None:
   parser.add_argument('--row', help="the row's name")
   parser.add_argument('--sweep_dir', help='the folder of the runs')
   parser.add_argument('--of', default='last', choices=['last', 'best'])
-  parser.add_argument('--over', default='seed', help='the flag of the mean')
+  parser.add_argument('--over', default='seed', help='the flags of the mean')
   parser.add_argument('--column', action='append', help='COLUMN=METRIC')
   options = parser.parse_args()
   if options.table:

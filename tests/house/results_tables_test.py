@@ -89,12 +89,12 @@ def test_runs_make_a_row(tmp_path, pages):
   assert list(frame)[-3:] == ['ACC, % ↑ ±', 'of 5 %', 'of 5 % ±']
 
 
-def test_runs_differ_in_one_flag_that_is_named(tmp_path, pages):
+def test_runs_differ_in_flags_that_are_named(tmp_path, pages):
   runs, columns = tmp_path / 'runs', ['RMSE ↓=rmse']
-  for part, rmse in enumerate((0.6, 0.7, 0.8)):
-    run_folders.write(runs, f'p{part}', part=part, rmse=rmse)
-  with pytest.raises(ValueError, match=r"in seed alone.*in \['part'\]"):
+  for cut, rmse in enumerate((0.6, 0.7, 0.8)):
+    run_folders.write(runs, f'p{cut}', cut=cut, seed=cut, rmse=rmse)
+  with pytest.raises(ValueError, match=r"in seed alone.*in \['cut'\]"):
     results_tables.add('mine', 'one', runs, columns, pages=pages)
-  results_tables.add('mine', 'one', runs, columns, over='part', pages=pages)
+  results_tables.add('mine', 'one', runs, columns, over='cut,seed', pages=pages)
   frame = pd.read_csv(pages / 'tables/mine.csv', index_col='row')
   assert frame.loc['one', ['RMSE ↓', 'RMSE ↓ ±']].tolist() == [0.7, 0.1]
