@@ -89,7 +89,9 @@ model = _shared(
   'ncf, or bias (biases alone).',
 )
 num_factors = _shared(
-  'num_factors', 'Length of the vectors of items and users.', at_least=1
+  'num_factors',
+  'Length of the vectors of items and users; with fed_als 0 for biases alone.',
+  at_least=0,
 )
 biases = _shared(
   'biases', 'Give items and users biases; in GUM also attributes, and a mean.'

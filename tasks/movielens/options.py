@@ -79,7 +79,7 @@ class RankingOptions(TaskOptions):
   protocol: str = shared.protocol(shared.SEEN)
   max_examples: int | None = shared.max_examples(None, at_least=4)
   min_examples: int = shared.min_examples(4)
-  num_factors: int = shared.num_factors(64)
+  num_factors: int = shared.num_factors(64, at_least=1)
   biases: bool = shared.biases(False)
   ranking_loss: str = detail(
     'binary',

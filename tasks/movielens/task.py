@@ -118,6 +118,11 @@ class MovieLens(task.MeasuredByProtocol):
         ],
         seed=self._seed,
       )
+    if not options.num_factors:
+      raise OptionError(
+        '--num_factors=0: biases alone are for algorithms that solve for '
+        'vectors, such as fed_als. Give at least 1, or choose one of them.'
+      )
     return tff_partial.from_keras(
       functools.partial(
         movielens_models.build_matrix_factorization,

@@ -308,6 +308,13 @@ def test_impossible_options_are_refused(options, expected):
     movielens.MovieLensOptions(**options)
 
 
+def test_biases_alone_need_an_exact_solve():
+  biases = _make(num_factors=0)
+  biases.model_with('posterior')
+  with pytest.raises(OptionError, match='num_factors=0: biases alone'):
+    biases.model_with('own')
+
+
 @pytest.mark.parametrize('data_set', ['', 'ml-100k'])
 def test_downloads_go_to_the_tasks_own_folder(tmp_path, monkeypatch, data_set):
   download = mock.Mock(side_effect=DataError('no net'))
