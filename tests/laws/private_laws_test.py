@@ -49,7 +49,7 @@ _WITHOUT_NOISE = ('fed_als', 'fed_ials', 'fed_proto', 'local_only')
 
 
 @pytest.fixture(
-  scope='module', name='row', params=laws_test.rows(('fed_recon', 'furl'))
+  scope='module', name='row', params=laws_test.rows(('fed_recon',))
 )
 def fixture_row(request) -> laws_test.Row:
   return request.param

@@ -177,7 +177,6 @@ def test_parts_of_an_update_have_clips_of_their_own(tmp_path):
 @pytest.mark.parametrize(
   ('flags', 'expected'),
   [
-    (('--target_epsilon=0.001',), 'the nearest possible is'),
     (('--noise_multiplier=1',), '--target_epsilon=8.0 and --noise_multiplier'),
     (('--target_epsilon=nan',), '--target_epsilon=nan: give a finite number'),
     (('--delta=0.01',), 'below 1 / population'),
@@ -196,6 +195,7 @@ def test_parts_of_an_update_have_clips_of_their_own(tmp_path):
     *(
       pytest.param(*case, marks=pytest.mark.slow)
       for case in [
+        (('--target_epsilon=0.001',), 'the nearest possible is'),
         (('--set=clip_parts=global,group',), "but clients send ['global']"),
         (('--oversample=2',), 'none is asked in reserve'),
       ]
