@@ -90,7 +90,7 @@ model = _shared(
 )
 num_factors = _shared(
   'num_factors',
-  'Length of the vectors of items and users; with fed_als 0 for biases alone.',
+  'Length of the vectors of items and users; 0 for biases alone (fed_als).',
   at_least=0,
 )
 biases = _shared(

@@ -120,8 +120,8 @@ class MovieLens(task.MeasuredByProtocol):
       )
     if not options.num_factors:
       raise OptionError(
-        '--num_factors=0: biases alone are for algorithms that solve for '
-        'vectors, such as fed_als. Give at least 1, or choose one of them.'
+        '--num_factors=0: biases alone are for fed_als, fed_als_private and '
+        'dp_als. Give at least 1, or choose one of them.'
       )
     return tff_partial.from_keras(
       functools.partial(

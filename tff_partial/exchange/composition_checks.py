@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
-import tensorflow_federated as tff
 
 from tff_partial import aggregators
 from tff_partial import groups
@@ -54,16 +53,20 @@ def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
 
 def _check_weighting(aggregator: aggregators.Factory, given: Any) -> None:
   """Refuse a given weighting where an aggregator takes no weights."""
-  unweighted: Any = tff.aggregators.UnweightedAggregationFactory
-  if not callable(given):  # A function may tell robust joins who counts.
-    unweighted |= RobustFactory
-  if given not in (None, ClientWeighting.UNIFORM) and isinstance(
-    aggregator, unweighted
-  ):
+  # A function may still say which clients count in a robust join.
+  if callable(given) and isinstance(aggregator, RobustFactory):
+    return
+  if given not in (None, ClientWeighting.UNIFORM) and not _weighs(aggregator):
     raise CompositionError(
       f'client_weighting: {type(aggregator).__name__} takes no weights of '
       'clients. Leave it out, or take another aggregator.'
     )
+
+
+def _weighs(aggregator: aggregators.Factory) -> bool:
+  """Return True if an aggregator weighs clients by their weights."""
+  is_weighted = isinstance(aggregator, aggregators.WeightedFactory)
+  return is_weighted and not isinstance(aggregator, RobustFactory)
 
 
 def _check_statistics(
@@ -249,9 +252,7 @@ def _check_members(
       'mean_of_members: clients hold the copies of all groups, of which they '
       'are all members. Leave it out.'
     )
-  if not isinstance(aggregator, aggregators.WeightedFactory) or isinstance(
-    aggregator, RobustFactory
-  ):
+  if not _weighs(aggregator):
     raise CompositionError(
       f'mean_of_members: {type(aggregator).__name__}, which joins '
       f'{names[0]!r}, does not weigh clients by their weights, so that a mean '
