@@ -8,8 +8,8 @@ gradient of the examples that it trains on at x (option I), or c_i - c +
 and moves c by that sum divided by the number of all clients. All control
 variates are initialized to zero.
 
-Deviations: a client without examples, or whose update is not finite, keeps its
-c_i. Batches are those of `training`.
+Deviations: a client without examples, of weight zero, or whose update is not
+finite keeps its c_i. Batches are those of `training`.
 """
 
 import collections
@@ -155,6 +155,7 @@ def _renewed(
       client.server,
       moved,
     )
+  is_new = (steps > 0) & (outcome_of(client).weight > 0.0)
   return tf.nest.map_structure(
-    lambda new, old: tf.where(steps > 0, new, old), found, client.remembered
+    lambda new, old: tf.where(is_new, new, old), found, client.remembered
   )

@@ -38,41 +38,18 @@ COMMON = (
 )
 
 
-def _rates(users: float, server: float) -> tuple[str, ...]:
-  return (
-    f'--update_learning_rate={users}',
-    f'--reconstruction_learning_rate={users}',
-    f'--server_learning_rate={server}',
-  )
-
-
+# Of each method, its recipe and more flags.
 METHODS: dict[str, tuple[str, ...]] = {
-  'FedEmbed-Type': ('fed_embed_type', *_rates(0.1, 0.01)),
-  'FedEmbed-Prototype': (
-    'fed_embed_prototype',
-    *_rates(0.1, 0.01),
-    '--triplet_steps=30',
-  ),
-  'least loss, which the paper does not have': (
-    'fed_embed_least_loss',
-    *_rates(0.1, 0.01),
-  ),
+  'FedEmbed-Type': ('fed_embed_type',),
+  'FedEmbed-Prototype': ('fed_embed_prototype',),
+  'least loss, which the paper does not have': ('fed_embed_least_loss',),
   'the same with 20 heads': (
     'fed_embed_least_loss',
-    *_rates(0.1, 0.01),
     '--set=preference_groups=20',
   ),
-  'FedEmbed-SOM': (
-    'fed_embed_som',
-    '--forming_steps=3',
-    '--forming_learning_rate=2',
-  ),
-  'FedEmbed-Personal': (
-    'fed_embed_personal',
-    *_rates(0.3, 0.03),
-    '--personalise_seen',
-  ),
-  'FedRep': ('fed_rep', *_rates(0.1, 0.03), '--personalise_seen'),
+  'FedEmbed-SOM': ('fed_embed_som',),
+  'FedEmbed-Personal': ('fed_embed_personal',),
+  'FedRep': ('fed_rep',),
 }
 
 

@@ -92,7 +92,8 @@ class Statistic(NamedTuple):
   Attributes:
     name: Its name, unique in a process; not that of a tier.
     summarize: (a client's context, with the outcome of its work) -> a structure
-      of tensors. A client that does not count sends zeros instead.
+      of tensors. A client that does not count, or has the weight zero, sends
+      zeros instead.
     join: How it is aggregated: SUM, WITH_UPDATE, or any unweighted factory of
       `tff.aggregators`.
     update: (the server's weights and state, the aggregated statistic) -> the

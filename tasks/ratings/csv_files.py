@@ -82,8 +82,8 @@ def read(csv: Csv) -> Table:
       files_tables.NUMBER if is_number else r'[0-9][\x00-\x7f]*',
       'a number or a date like 2001-02-03 04:05:06',
       _whole_or_not if is_number else _dates,
-      'Repair the line, write dates with the year first, or name another '
-      'column with --csv_time.',
+      'Repair the line, write dates with the year first, and all or none with '
+      'an offset from UTC, or name another column with --csv_time.',
     )
     frame['time'] = np.unique(times.to_numpy(), return_inverse=True)[1]
   return Table(path.name, frame, columns, left_out)
@@ -119,7 +119,12 @@ def _columns(
         f'columns are {", ".join(map(repr, header)):.500}.{hint}'
       )
     columns[what] = found[0]
-  logging.info('%s: reads the columns %s.', path, columns)
+  if 'time' not in columns and len(header) > len(columns):
+    logging.warning(
+      '%s: no column is read as the time, so that the order of lines stands '
+      'for it. --csv_time=COLUMN names one; read are %s, not read %s.',
+      *(path, columns, [c for c in header if c not in columns.values()]),
+    )
   return columns
 
 
@@ -169,4 +174,7 @@ def _whole_or_not(texts: pd.Series) -> pd.Series:
 
 
 def _dates(texts: pd.Series) -> pd.Series:
-  return pd.to_datetime(texts, errors='coerce', utc=True, format='ISO8601')
+  found = pd.to_datetime(texts, errors='coerce', utc=True, format='ISO8601')
+  # Pandas gives a time without an offset from UTC that of an earlier one.
+  has_offset = texts.str.contains(r'(?:Z|[+-]\d\d:?\d\d)$')
+  return found.where(has_offset == has_offset.iloc[0])

@@ -124,6 +124,19 @@ def test_a_client_whose_statistic_is_no_number_does_not_count(model, join):
 
 
 @pytest.mark.slow
+def test_a_client_of_weight_zero_sends_no_statistic(model):
+  process = _compose(
+    model,
+    aggregation=Aggregation(
+      # Bob has two examples.
+      client_weighting=lambda done: tf.cast(done.num_examples > 2, tf.float32)
+    ),
+    statistics=[_STATISTIC],
+  )
+  np.testing.assert_array_equal(_server(_round(process)[0]), [2.5, 1.0])
+
+
+@pytest.mark.slow
 def test_a_mean_of_none_moves_no_statistic(model):
   process = _compose(
     model,

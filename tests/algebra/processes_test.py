@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import aggregators
+from tff_partial import algorithms
 from tff_partial import client_state
 from tff_partial import client_statistics
 from tff_partial import composition
@@ -30,6 +31,7 @@ from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.exchange import messages
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.training import sampling
@@ -446,6 +448,10 @@ def test_models_without_weights_for_the_server_are_refused():
       'client_weighting: RobustFactory takes no weights of clients',
     ),
     (
+      {'aggregation': Aggregation(_MEDIAN), 'statistics': _SCALED},
+      'SCALED_BY_SHARE: .* RobustFactory takes no weights of clients',
+    ),
+    (
       {'aggregation': Aggregation(client_weighting='uniform')},
       "client_weighting='uniform': give a `ClientWeighting`, or a function",
     ),
@@ -458,6 +464,14 @@ def test_models_without_weights_for_the_server_are_refused():
 def test_parts_that_do_not_fit_are_refused(process, options, message):
   with pytest.raises(client_work.CompositionError, match=message):
     _compose(process.model, **options)
+
+
+def test_an_algorithm_for_local_variables_warns_if_there_are_none(caplog):
+  model = keras_models.from_keras(planted.build_slope, loss='mse')
+  algorithms.build_fed_avg(model)
+  assert not caplog.records
+  algorithms.build_fed_recon(model)
+  assert 'No variable of the model is local' in caplog.text
 
 
 @pytest.mark.slow

@@ -61,6 +61,25 @@ def test_clients_without_query_examples_are_counted(model, others, caplog):
 
 
 @pytest.mark.slow
+def test_clients_whose_examples_have_the_weight_zero_move_nothing(model):
+  process = build_fed_recon(model)
+  given = {'ann': _fields(1.0, 3.0)}
+  nil = {'nil': {**_fields(9.0, 9.0), 'weight': np.zeros(2)}}
+  alone, both = (
+    tff_partial.train(
+      process,
+      tff_partial.pack(clients, process.example_spec),
+      rounds=1,
+      clients_per_round=len(clients),
+    )
+    for clients in (given, given | nil)
+  )
+  planted.assert_close(both.weights.trainable, alone.weights.trainable)
+  assert both.train['loss'] == pytest.approx(alone.train['loss'])
+  assert both.train['num_examples'] == alone.train['num_examples'] == 1
+
+
+@pytest.mark.slow
 def test_each_client_has_values_of_its_own_by_its_id(model):
   # A step of 0.1 from 0 against the mean label 1 makes 0.2 of it.
   measure = build_fed_recon_eval(model)

@@ -22,6 +22,7 @@ from tff_partial import algorithms
 from tff_partial import layers
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.composition import Aggregation
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
@@ -165,10 +166,27 @@ def test_control_variates_are_gradients_of_what_clients_train_on(
 
 
 @pytest.mark.slow
-def test_a_client_without_examples_keeps_its_control_variate(model, clients):
-  # One example leaves none for the second half.
-  training = dataclasses.replace(_TRAINING, on=splits.halves().query)
-  process = baselines.build_scaffold(model, num_clients=2, training=training)
+@pytest.mark.parametrize(
+  ('on', 'aggregation'),
+  [
+    # One example leaves none for the second half.
+    (splits.halves().query, Aggregation()),
+    (
+      splits.everything(),
+      Aggregation(
+        client_weighting=lambda done: tf.cast(done.num_examples > 1, tf.float32)
+      ),
+    ),
+  ],
+  ids=['no examples', 'weight zero'],
+)
+def test_a_client_that_does_not_count_keeps_its_control_variate(
+  model, clients, on, aggregation
+):
+  training = dataclasses.replace(_TRAINING, on=on)
+  process = baselines.build_scaffold(
+    model, num_clients=2, training=training, aggregation=aggregation
+  )
   single = {name: values[:1] for name, values in clients['ann'].items()}
   state, remembered = planted.trained(
     process, {'ann': clients['ann'], 'eve': single}, [['ann', 'eve']] * 2

@@ -172,15 +172,16 @@ def test_ranks_of_known_scores(batch_size) -> None:
   scores = np.minimum(np.arange(_ITEMS), 23).astype(np.float32)
   weights = planted.as_model_weights({'bias/embeddings': scores[:, None]})
   clients = {
-    # 28 and 27 are seen: 26 shares the ranks 0 to 3 with 23, 24 and 25.
-    'a': {'x': [28, 27, 26], 'is_query': [0, 0, 1]},
+    # 28 and 27 are seen: 26 shares the ranks 0 to 3 with 23, 24 and 25. That a
+    # comes back to 26 and to 28 makes no difference.
+    'a': {'x': [28, 28, 27, 26, 26], 'is_query': [0, 1, 0, 1, 1]},
     # 22 has the six above it, and 25 ties with five others.
     'b': {'x': [0, 22, 25], 'is_query': [0, 1, 1]},
   }
   clients = {
     name: {
       'x': np.int32(fields['x']),
-      'y': np.ones(3, np.float32),
+      'y': np.ones(len(fields['x']), np.float32),
       'is_query': np.int32(fields['is_query']),
     }
     for name, fields in clients.items()

@@ -520,7 +520,8 @@ def _with(**fields) -> dict[str, dict]:
     ),
     (
       _with(x=[[1, 2], [3, 4]]),
-      r"Client 'bad', x: expected one example to have shape \(\), found \(2,\)",
+      r"Client 'bad', x: expected one example to have shape \(\), found \(2,\)"
+      '. Reshape the data, or describe',
     ),
     (
       _with(y=[[1.0], [1.0, 2.0]]),

@@ -4,12 +4,14 @@ import contextlib
 import datetime
 import pickle
 import types
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from tff_partial.data import vocabularies
+from tff_partial.data import vocabulary_checks
 from tff_partial.data.vocabularies import Vocabulary
 from tff_partial.data.vocabularies import VocabularyError
 
@@ -64,7 +66,21 @@ def test_a_column_of_a_number_is_compared_with_that_of_a_file(tmp_path):
     measured = types.SimpleNamespace(vocabularies={1: Vocabulary(values)})
     refused = pytest.raises(VocabularyError, match="Column '1': clients that")
     with refused if 'c' in values else contextlib.nullcontext():
-      vocabularies.check_alike(loaded, measured)
+      vocabulary_checks.check_alike(loaded, measured)
+
+
+def test_columns_of_other_names_are_compared_by_their_vocabularies(caplog):
+  def clients(**columns: str) -> Any:
+    held = {column: Vocabulary(values) for column, values in columns.items()}
+    return types.SimpleNamespace(vocabularies=held)
+
+  trained = clients(film='ab', genre='xyz')
+  vocabulary_checks.check_alike(trained, clients(item='ba', genre='xyz'))
+  with pytest.raises(VocabularyError, match="Column 'film': .* have a Vocab"):
+    vocabulary_checks.check_alike(trained, clients(item='b', genre='xyz'))
+  assert not caplog.records
+  vocabulary_checks.check_alike(trained, clients())  # Such as `pack` makes.
+  assert "encode ['film', 'genre']: ids are taken" in caplog.text
 
 
 def test_a_vocabulary_says_what_is_in_it():

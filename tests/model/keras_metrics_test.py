@@ -62,6 +62,17 @@ _METRICS: list[tuple[Callable[[], Any], np.ndarray, np.ndarray]] = [
     _YES_OR_NO,
     _PROBABILITIES,
   ),
+  (
+    lambda: metrics.AUC(
+      multi_label=True,
+      num_labels=3,
+      label_weights=[1.0, 2.0, 0.5],
+      name='weighted_auc',
+    ),
+    _YES_OR_NO,
+    _PROBABILITIES,
+  ),
+  (metrics.TruePositives, _YES_OR_NO, _PROBABILITIES),
   (metrics.Precision, _YES_OR_NO, _PROBABILITIES),
   (
     lambda: metrics.Recall([0.2, 0.8], name='recalls'),
@@ -282,6 +293,31 @@ def test_a_state_keeps_the_dtype_that_a_policy_gave_it():
   first = pure.initial_state()['mean_absolute_error']
   found = _after(pure, _NUMBERS, _NUMBERS + 1.0, _WEIGHT)
   assert found['mean_absolute_error'][0].dtype == first[0].dtype == tf.float64
+
+
+@pytest.mark.parametrize(
+  ('build', 'axes'),
+  [
+    (metrics.BinaryIoU, (3, 2)),
+    (metrics.TruePositives, (3,)),
+    (metrics.AUC, ()),
+  ],
+)
+def test_each_pixel_has_the_weight_of_its_image(build, axes):
+  generator = np.random.default_rng(0)
+  labels, predictions = generator.uniform(size=[2, _COUNT, *axes, 1])
+  labels = np.round(labels[..., 0]).astype(np.float32)
+  pure = _pure([build], labels, predictions.astype(np.float32))
+  state = _after(pure, labels, predictions.astype(np.float32), _WEIGHT)
+  expected = build()
+  weight = np.reshape(_WEIGHT, [_COUNT, *(1 for _ in axes)])
+  expected.update_state(
+    labels, predictions[..., 0], weight * np.ones_like(labels)
+  )
+  (name,) = pure.names
+  np.testing.assert_allclose(
+    pure.finalizers()[name](state[name]), expected.result(), rtol=1e-5
+  )
 
 
 def test_states_of_clients_add_up():

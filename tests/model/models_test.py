@@ -415,6 +415,14 @@ def test_a_backbone_gives_the_values_of_its_names():
       keras_models.from_keras(_two_layers, loss=_MSE, initial_weights=given)
 
 
+def test_names_that_count_other_layers_are_warned_of(caplog):
+  # As Keras names it after another one. In the callable it would be `dense`.
+  trained = stack(3, dense(3, name='dense_1'))()
+  build = stack(3, dense(3), dense(3))
+  keras_models.from_keras(build, loss=_MSE, initial_weights=trained)
+  assert "the layers ['dense_1'] got their names" in caplog.text
+
+
 @pytest.mark.slow
 def test_frozen_variables_are_in_no_tier():
   model = keras_models.from_keras(kinds.frozen, loss=_MSE, local='head')

@@ -438,6 +438,14 @@ def test_what_the_first_loss_is(losses, sizes, patience, first):
   assert state.notes.first_loss == first
 
 
+def test_a_last_round_without_a_finite_client_has_diverged():
+  state = run_state.Run.__new__(run_state.Run)
+  state.notes, stop = run_state.Notes(), programs.StoppingRule()
+  for lost, number in ((9, 0), (8, 1)):
+    state.notes.train = {'num_not_finite': lost, 'num_clients': number}
+    assert state.has_diverged(stop) == (not number)
+
+
 class _Changing(small_runs.Spy):
   """Clients that have other examples from some round on."""
 

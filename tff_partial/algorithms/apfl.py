@@ -7,7 +7,8 @@ server averages the w. An adaptive alpha (Eq. 10) is a number that each client
 learns along with v, by the same gradient, and remembers.
 
 Deviations: v starts from the first w that the client receives. An adaptive
-alpha takes a step on each batch, and is clipped to [0, 1].
+alpha takes a step on each batch, and is clipped to [0, 1]. Clients are weighted
+by their examples unless `client_weighting` says otherwise.
 """
 
 import tensorflow as tf
@@ -50,8 +51,7 @@ def build_apfl(
 
   Args:
     model: The model, without local variables.
-    mixture: alpha of the paper, the personal model's share, from 0 to 1; its
-      first value if it is learned.
+    mixture: alpha of the paper, v's share, from 0 to 1; its first if learned.
     mixture_learning_rate: Rate of plain gradient descent on alpha, which
       `personal.rate_factor` scales, too; 0 for a fixed one.
     training: How w is trained: optimizer, batches, epochs.

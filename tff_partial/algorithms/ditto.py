@@ -1,8 +1,9 @@
 """Ditto (Li et al., ICML 2021), Algorithm 1 with FedAvg for the global model.
 
 A client remembers a personal model, v, in addition to the global one, w. It
-trains both in the rounds in which it takes part. Deviation: v starts from the
-first w that the client receives.
+trains both in the rounds in which it takes part. Deviations: v starts from the
+first w that the client receives; clients are weighted by their examples unless
+`client_weighting` says otherwise.
 """
 
 from tff_partial.client_state import persist_personal

@@ -6,10 +6,11 @@ moving averages, `from_keras(local='name of the layers')`. In SiloBN only the
 moving averages are, `from_keras(state='local')`. Without such layers both are
 FedAvg.
 
-Deviation: FedBN gives a new client the mean of the others' scales and shifts,
+Deviations: FedBN gives a new client the mean of the others' scales and shifts,
 while moving averages of others cannot serve it. Here a new client estimates
 moving averages from its own support set, and trains scale and shift if it
-personalises.
+personalises. Clients are weighted by their examples unless `client_weighting`
+says otherwise.
 """
 
 import collections

@@ -16,8 +16,9 @@ the same with any optimizer. The loss is that of the model: use
 `templates.ranking.loss_with_negatives('binary')`, of negatives drawn again in
 each step, for the paper's. C shrinks by gradients, not by a threshold, so that
 its numbers come near zero without reaching it. No noise is added to updates,
-unless by `aggregation`. `-lambda ||D - C||^2` has no minimum: a large lambda
-lets tables grow without bound.
+unless by `aggregation`. Clients are weighted by their examples unless
+`client_weighting` says otherwise. `-lambda ||D - C||^2` has no minimum: a large
+lambda lets tables grow without bound.
 """
 
 import tensorflow as tf

@@ -26,8 +26,8 @@ def metric_finalizers(
 
 
 def unfinalized_metrics(result: local_training.ClientResult) -> Any:
-  """Return a client's metric states; zeros except a count if not finite."""
-  is_finite = result.is_finite
+  """Return a client's metric states; zeros if it does not count."""
+  counts = result.is_finite & result.is_measured
   loss, number, *penalty = result.loss
   states = collections.OrderedDict({keras_metrics.LOSS: [loss, number]})
   if penalty:
@@ -35,10 +35,10 @@ def unfinalized_metrics(result: local_training.ClientResult) -> Any:
     states[keras_metrics.REGULARIZATION] = [*penalty, number]
   states.update(result.metrics)
   states['num_examples'] = [result.num_examples]
-  states['num_clients'] = [tf.cast(result.is_measured, tf.int32)]
+  states['num_clients'] = [tf.ones([], tf.int32)]
   states = collections.OrderedDict(
-    (name, [tf.where(is_finite, t, tf.zeros_like(t)) for t in tensors])
+    (name, [tf.where(counts, t, tf.zeros_like(t)) for t in tensors])
     for name, tensors in states.items()
   )
-  states['num_not_finite'] = [tf.cast(tf.logical_not(is_finite), tf.int32)]
+  states['num_not_finite'] = [tf.cast(~result.is_finite, tf.int32)]
   return states

@@ -152,10 +152,11 @@ def _of_shape(array: np.ndarray, spec: tf.TensorSpec) -> str:
   if not array.ndim:
     found = f'the single value {shown(array[()])}. Give a list or an array.'
     return f'expected one value for each example, found {found}'
+  classes = 'take sparse_categorical_crossentropy for class numbers, '
+  advice = f'Reshape the data, {classes if array.ndim == 1 else ""}or'
   return (
     f'expected one example to have shape {tuple(spec.shape)}, found '
-    f'{array.shape[1:]}. Reshape the data, or describe them in the specs given '
-    'to `from_keras`.'
+    f'{array.shape[1:]}. {advice} describe them in the specs of `from_keras`.'
   )
 
 

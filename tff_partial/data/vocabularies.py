@@ -212,19 +212,6 @@ class Vocabulary:
     )
 
 
-def check_alike(trained: Any, measured: Any) -> None:
-  """Refuse measured clients whose values have other ids than in training."""
-  # In the file of a run, a column of number 1 is '1'.
-  found = {str(c): v for c, v in getattr(measured, 'vocabularies', {}).items()}
-  for column, known in getattr(trained, 'vocabularies', {}).items():
-    if (other := found.get(str(column), known)) != known:
-      raise VocabularyError(
-        f'Column {column!r}: clients that are measured have a {other!r}, those '
-        f'that train a {known!r}, so that one id stands for two values. Encode '
-        'by that of training: `from_pandas(..., encode=clients.vocabularies)`.'
-      )
-
-
 def save(
   vocabularies: Mapping[str, Vocabulary], folder: str | os.PathLike[str]
 ) -> pathlib.Path:

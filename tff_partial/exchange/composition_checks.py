@@ -16,6 +16,7 @@ from tff_partial.client import work as work_lib
 from tff_partial.client.client_work import CompositionError
 from tff_partial.client_statistics import Join
 from tff_partial.client_statistics import MEMBERS
+from tff_partial.client_statistics import SCALED_BY_SHARE
 from tff_partial.client_statistics import Statistic
 from tff_partial.dp import mechanisms
 from tff_partial.exchange.messages import ClientWeightFn
@@ -33,9 +34,9 @@ def check_parts(
 ) -> None:
   """Check what does not depend on the clients' work; see `compose`."""
   _check_joining(aggregator, server_optimizer)
-  _check_weighting(aggregator, client_weighting)
   _check_statistics(statistics, postprocess_update)
   _check_privacy(aggregator, postprocess_update, client_weighting, statistics)
+  _check_weighting(aggregator, client_weighting, statistics)
 
 
 def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
@@ -51,12 +52,23 @@ def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
     )
 
 
-def _check_weighting(aggregator: aggregators.Factory, given: Any) -> None:
+def _check_weighting(
+  aggregator: aggregators.Factory, given: Any, statistics: Sequence[Statistic]
+) -> None:
   """Refuse a given weighting where an aggregator takes no weights."""
+  if given is ClientWeighting.UNIFORM or _weighs(aggregator):
+    return
+  if SCALED_BY_SHARE in statistics:
+    raise CompositionError(
+      "SCALED_BY_SHARE: in FURL's Eq. 6 clients keep their share of the "
+      f'examples, but {type(aggregator).__name__} takes no weights of clients. '
+      'Pass client_weighting=ClientWeighting.UNIFORM for equal shares, or take '
+      'another aggregator.'
+    )
   # A function may still say which clients count in a robust join.
   if callable(given) and isinstance(aggregator, RobustFactory):
     return
-  if given not in (None, ClientWeighting.UNIFORM) and not _weighs(aggregator):
+  if given is not None:
     raise CompositionError(
       f'client_weighting: {type(aggregator).__name__} takes no weights of '
       'clients. Leave it out, or take another aggregator.'
@@ -275,6 +287,14 @@ def _check_tiers(client: client_work.ClientWork) -> None:
       f'model has {sorted(held)} ones alone.'
     )
   names = list(client.model.specs(tiers.LOCAL))
+  if not names and any(
+    tiers.LOCAL in phase.train and tiers.PERSONAL not in phase.train
+    for phase in phases.all_phases(client.work)
+  ):
+    logging.warning(
+      'No variable of the model is local, so that what this algorithm does '
+      'with local ones does nothing. Name them: `from_keras(local=...)`.'
+    )
   if names and not (tiers.LOCAL in trained or client.client_state.is_frozen):
     raise CompositionError(
       f'The model has local variables, {names}, which no phase trains. Build '

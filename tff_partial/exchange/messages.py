@@ -89,7 +89,7 @@ def client_update(
       work.work, context, work.tables, sent.get('round')
     )
     result, weight = _weighed(result, spec.weighting)
-    weight = zero_unless(result.is_finite)(weight)
+    weight = zero_unless(result.is_finite & result.is_measured)(weight)
     known = result.context._replace(
       outcome=Outcome(result.num_examples, result.num_steps, weight)
     )
@@ -100,12 +100,12 @@ def client_update(
     ]
     is_finite = result.is_finite & are_finite([value for _, value in said])
     result = result._replace(is_finite=is_finite)
-    zero_unless_finite = zero_unless(is_finite)
-    weight = zero_unless_finite(weight)
+    weight = zero_unless(is_finite)(weight)
+    zero_unless_counted = zero_unless(is_finite & (weight > 0.0))
     update, ids = _update(work, spec, result, shared)
     statistics = collections.OrderedDict()
     for statistic, value in said:
-      value = zero_unless_finite(value)
+      value = zero_unless_counted(value)
       if statistic.join is Join.WITH_UPDATE:
         update[statistic.name] = value
       else:

@@ -27,6 +27,7 @@ from tff_partial.arguments import spelling
 from tff_partial.client import work as work_lib
 from tff_partial.data import splits
 from tff_partial.data import vocabularies as vocabularies_lib
+from tff_partial.data.vocabulary_checks import check_encoding
 from tff_partial.exporting import lookups
 from tff_partial.exporting import serving
 from tff_partial.exporting import tflite
@@ -115,9 +116,8 @@ def export(
         model, result.best_weights, 'on_device', reconstruct=result
       )
 
-  docs/export.md describes the signatures of the files: `predict`,
-  `reconstruct`, `train`, `infer`, `reset` and `restore`. A model without local
-  weights has `predict` only.
+  docs/export.md describes their signatures: `predict`, `reconstruct`, `train`,
+  `infer`, `reset` and `restore`. A model without local weights has `predict`.
 
   Args:
     model: The model.
@@ -146,13 +146,14 @@ def export(
   Raises:
     ExportError: If devices could not compute it, or an argument is impossible.
     ModelError: If weights do not fit the model.
-    VocabularyError: If a vocabulary has values that JSON cannot hold.
+    VocabularyError: If JSON cannot hold a vocabulary, or training had another.
   """
   target = pathlib.Path(folder)
   _check_target(target, formats)
   _check_model(model)
   _check_sizes(num_support=num_support, num_predicted=num_predicted)
   vocabularies_lib.describe(vocabularies or {})  # Before anything is written.
+  check_encoding(getattr(reconstruct, 'vocabularies', {}), vocabularies or {})
   client_seed = random_bits.derive(seed, 'export')
   serve = functools.partial(
     serving.Serving,

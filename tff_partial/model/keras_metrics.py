@@ -19,6 +19,7 @@ from tff_partial.model import keras_3
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_variables
 from tff_partial.model import losses
+from tff_partial.model import metric_inputs
 from tff_partial.model import outputs
 from tff_partial.model import tracing
 from tff_partial.model import undefined_metrics
@@ -42,12 +43,6 @@ REGULARIZATION = 'regularization'
 COUNTS = ('num_examples', 'num_clients', 'num_not_finite')
 # Types of a metric's settings.
 _PLAIN = (type(None), bool, int, float, str, np.generic, np.ndarray)
-# Keras's metrics that compare predictions with thresholds.
-_THRESHOLDED = (
-  tf.keras.metrics.AUC,
-  tf.keras.metrics.Precision,
-  tf.keras.metrics.Recall,
-)
 
 
 def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,8 +117,7 @@ class PureMetrics:
     # In a separate graph Keras numbers unnamed metrics from the start, so their
     # names are the same in every program.
     with tf.__internal__.FuncGraph('metrics').as_default():
-      built = self.build()
-    self.names = tuple(metric.name for metric in built)
+      self.names = tuple(metric.name for metric in self.build())
     repeated = [n for n, k in collections.Counter(self.names).items() if k > 1]
     taken = [REGULARIZATION, LOSS, *COUNTS]
     if repeated or set(taken) & set(self.names):
@@ -132,8 +126,11 @@ class PureMetrics:
         f'{list(self.names)}. Pass `name=` to the metrics.'
       )
     spelling.check_names('The metric', self.names, ModelError)
+    with tf.init_scope():  # Tensors that metrics hold have values here.
+      built = self.build()
     self._initial = collections.OrderedDict(
-      (metric.name, self._first_state(metric)) for metric in built
+      (name, self._first_state(metric))
+      for name, metric in zip(self.names, built, strict=True)
     )
 
   def _build(self) -> list[tf.keras.metrics.Metric]:
@@ -303,13 +300,9 @@ class PureMetrics:
     if mask is not None:
       weight = losses.expand(weight, mask.shape.rank, 'The weight of examples')
       weight *= tf.cast(mask, weight.dtype)
-    if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
-      has_steps = weight.shape.rank > 1
-      labels, predictions = losses.aligned(labels, predictions, has_steps)
-    elif isinstance(metric, _THRESHOLDED) and tf.is_tensor(predictions):
-      # They add only one axis to weights.
-      rank = max(weight.shape.rank, predictions.shape.rank - 1)
-      weight = losses.expand(weight, rank, 'The weight of examples')
+    labels, predictions, weight = metric_inputs.aligned(
+      metric, labels, predictions, weight
+    )
     _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
     if not getattr(metric, 'num_regressors', 1):
       metric.num_samples.assign(0)  # R2Score reads it for adjusted ones alone.

@@ -291,9 +291,8 @@ class ClassWeights:
     if self.are_one_hot:
       classes = tf.argmax(labels, axis=-1)
     else:
-      classes = tf.cast(
-        labels[..., 0] if self._drops_axis else labels, tf.int32
-      )
+      named = labels[..., 0] if self._drops_axis else labels
+      classes = tf.cast(tf.round(named), tf.int32)  # As in Keras's `fit`.
       # Clip classes that the loss ignores: they need no weight.
       classes = tf.clip_by_value(classes, 0, len(self.values) - 1)
     weights = tf.gather(tf.constant(self.values, tf.float32), classes)

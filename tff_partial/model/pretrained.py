@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 import os
 from typing import Any
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 
 from tff_partial.model import keras_3
 from tff_partial.model import preprocessing
+from tff_partial.model import selectors
 from tff_partial.model import tracing
 from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
@@ -95,6 +97,7 @@ def _values(spec: KerasSpec, trained: Any) -> dict[str, np.ndarray]:
     pairs = list(zip(wanted, given, strict=True))
   else:
     pairs = [(_named(wanted, value), value) for value in given]
+    _warn_of_counted(trained)
   taken = collections.Counter(v.name for v, _ in pairs if v)
   missing = [
     (_name(value), tuple(value.shape))
@@ -112,6 +115,26 @@ def _values(spec: KerasSpec, trained: Any) -> dict[str, np.ndarray]:
     for v, value in pairs
     if v and not v.is_client_sized
   }
+
+
+def _warn_of_counted(trained: Any) -> None:
+  """Warn of names that count layers made before those of the model."""
+  layers = getattr(trained, 'layers', ())
+  names = {layer.name for layer in layers}
+  counted = [
+    layer.name
+    for layer in layers
+    if layer.weights
+    and selectors.is_counted(layer)
+    and layer.name.rpartition('_')[0] not in names
+  ]
+  if counted:
+    logging.warning(
+      'initial_weights: the layers %s got their names by counting all layers '
+      'of this program. In the callable they are counted again, so that values '
+      'may come to other layers. Name these layers in both.',
+      counted,
+    )
 
 
 def _name(variable: Any) -> str:

@@ -90,7 +90,7 @@ def _matched(
       f'{what}={selector.__name__} is a class. Name the layers, or pass a '
       'predicate over variables.'
     )
-  if _is_layer(selector) and _is_counted(selector):
+  if _is_layer(selector) and is_counted(selector):
     raise ModelError(
       f'{what}: the layer that is given got its name {selector.name!r} by '
       'counting all layers of this program, and in the callable they are '
@@ -122,7 +122,7 @@ def _is_layer(selector: Any) -> TypeGuard[tf.keras.layers.Layer]:
   return isinstance(selector, tuple(kinds))
 
 
-def _is_counted(layer: Any) -> bool:
+def is_counted(layer: Any) -> bool:
   """Return True if a layer's name is its class and a number, as Keras makes."""
   kind = type(layer).__name__.replace('_', '').lower()
   named, _, number = layer.name.rpartition('_')

@@ -2,8 +2,8 @@
 
 `build_ranking_eval` takes the evaluation of any algorithm whose model predicts
 a number for an item, and returns one with the same personalisation that ranks
-each of the client's query items among the items of the catalogue that are not
-in its support set.
+each of the client's new items, those in its query set that are not in its
+support set, among the items of the catalogue that are not in its support set.
 
 To train such a model by gradients, `NegativeItems` draws items beside each
 example's, and `loss_with_negatives` compares their scores.
@@ -23,6 +23,7 @@ from tff_partial.arguments import checked_numbers
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
+from tff_partial.contexts import weights_of_examples
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
 from tff_partial.model import models
@@ -61,7 +62,8 @@ def build_ranking_eval(
   Args:
     evaluation: How clients personalise, from an algorithm's builder.
     num_items: Number of items of the catalogue; their ids are from 0.
-    split: Support set, whose items are seen and never ranked, and query set.
+    split: Support set, whose items are seen and never ranked, and query set. An
+      item that is in the query set several times counts once.
     item: The name of the item id among the model's inputs; None if it is the
       only one. Other inputs are those of the client's first query example.
     output: The name of the scores among the model's outputs; None if they are
@@ -99,6 +101,7 @@ def build_ranking_eval(
     )
   _check_items(model, num_items, item, num_top)
   catalogue = _Catalogue(num_items, item, output, last.read, num_top)
+  new = catalogue.new_items(split)
   ranked = model.with_replaced_predictions(
     {_PREDICTION: model.prediction_spec, **ranking_metrics.ranks_spec(num_top)},
     lambda ranks: ranks[_PREDICTION],
@@ -109,10 +112,10 @@ def build_ranking_eval(
     work=[
       *before,
       Compute(_SEEN, catalogue.items_of, on=split.support),
-      Compute(_HELD_OUT, catalogue.items_of, on=split.query),
-      Compute(_SCORES, catalogue.scores, on=split.query),
+      Compute(_HELD_OUT, catalogue.items_of, on=new),
+      Compute(_SCORES, catalogue.scores, on=new),
       dataclasses.replace(
-        last, on=split.query, batch_size=batch_size, predict_fn=catalogue.rank
+        last, on=new, batch_size=batch_size, predict_fn=catalogue.rank
       ),
     ],
     client_state=evaluation.parts.client_state,
@@ -159,6 +162,40 @@ class _Catalogue(NamedTuple):
 
   def _ids(self, x: Any) -> tf.Tensor:
     return x if self.item is None else x[self.item]
+
+  def new_items(self, split: splits.Split) -> splits.Part:
+    """Select the first query example of each item without a support example."""
+
+    def choose(
+      examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+    ) -> splits.Chosen:
+      has_weight = weights_of_examples(examples['weight']) > 0
+      of_example = self._ids(examples['x'])
+      place = tf.range(tf.size(of_example))
+      order, ids, counts = [], [], []
+      for part in split:
+        chosen = part.choose(examples, count, seed)
+        order.append(chosen.order)
+        ids.append(tf.gather(of_example, chosen.order))
+        counts.append(place < chosen.count)
+        counts[-1] &= tf.gather(has_weight, chosen.order)
+      seen = tf.math.unsorted_segment_max(
+        tf.cast(counts[0], tf.int32), ids[0], self.num_items
+      )
+      first = tf.math.unsorted_segment_min(
+        tf.where(counts[1], place, place.dtype.max), ids[1], self.num_items
+      )
+      is_first = tf.equal(tf.gather(first, ids[1]), place)
+      is_new = counts[1] & is_first & (tf.gather(seen, ids[1]) < 1)
+      number = tf.reduce_sum(tf.cast(is_new, tf.int32))
+      found = tf.argsort(tf.cast(~is_new, tf.int32), stable=True)
+      return splits.Chosen(tf.gather(order[1], found), number)
+
+    return splits.Part(
+      f'{split.query.name}, each new item once',
+      choose,
+      splits.example_fields(*split),
+    )
 
   def items_of(self, client: ClientContext) -> tf.Tensor:
     """Return which items are among the client's examples, bool `[items]`."""

@@ -220,11 +220,13 @@ def newest_round(folder: pathlib.Path) -> int:
 def best_shared_weights(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """Read the shared weights of a run's best round by name, of any model.
 
+  They are those of the last round if none was measured.
+
   Args:
     folder: The folder of the run's checkpoints.
 
   Raises:
-    RunError: If there is no checkpoint of a measured round, or it is damaged.
+    RunError: If there is no checkpoint, or it is damaged.
   """
   newest = folder / f'{_PREFIX}{newest_round(folder)}'
   if not newest.is_dir():
@@ -233,17 +235,19 @@ def best_shared_weights(folder: pathlib.Path) -> dict[str, np.ndarray]:
       'a trained run.'
     )
   try:
-    found = saved_variables.read_group(
-      newest, 'best_weights', 'trainable', tiers.GLOBAL
+    number, notes = (
+      saved_variables.read_group(newest, name)['']
+      for name in ('round', 'notes')
     )
+    # The best weights are not kept apart if they are the last ones.
+    is_last = decode(notes)['best_round'] in (None, int(number))
+    where = ('state', 'global_model_weights') if is_last else ('best_weights',)
+    return saved_variables.read_group(newest, *where, 'trainable', tiers.GLOBAL)
   except saved_variables.DamagedError as error:
     raise RunError(
       f'{newest}: there is no checkpoint that can be read '
       f'({files.first_line(error)}).'
     ) from error
-  if not found:
-    raise RunError(f'{newest}: the run measured no round.')
-  return found
 
 
 def encode(notes: Any) -> np.ndarray:

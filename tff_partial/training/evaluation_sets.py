@@ -16,7 +16,7 @@ from tff_partial.arguments import spelling
 from tff_partial.client import client_work
 from tff_partial.data import cohorts
 from tff_partial.data import splits
-from tff_partial.data import vocabularies
+from tff_partial.data import vocabulary_checks
 from tff_partial.model import keras_metrics
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import readers
@@ -160,7 +160,7 @@ def evaluate(
   """
   check_kind(evaluation_set)
   if isinstance(weights, results.TrainingResult | results.Saved):
-    vocabularies.check_alike(weights, evaluation_set.clients)
+    vocabulary_checks.check_alike(weights, evaluation_set.clients)
     if evaluation_set.remembering and client_store is None:
       client_store = weights.best_client_store
     if server_state is None:

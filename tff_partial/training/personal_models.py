@@ -20,7 +20,7 @@ from tff_partial.client import client_work
 from tff_partial.client import work as work_lib
 from tff_partial.data import cohorts
 from tff_partial.data import examples
-from tff_partial.data import vocabularies
+from tff_partial.data import vocabulary_checks
 from tff_partial.model import models
 from tff_partial.templates import rating_intervals
 from tff_partial.templates import rating_posteriors
@@ -86,7 +86,7 @@ def _at_client(
 ) -> tuple[evaluation_lib.Evaluation, Any, Mapping[str, Any]]:
   """Return a client's evaluation, its state and its value."""
   cohorts.check(clients, (evaluation or trained.process).example_spec)
-  vocabularies.check_alike(trained, clients)
+  vocabulary_checks.check_alike(trained, clients)
   if not isinstance(client_id, str) and client_id not in clients.client_ids:
     client_id = str(client_id)  # Most sources have string ids.
   seeds = sampling.client_seeds([client_id], seed, 'evaluation')

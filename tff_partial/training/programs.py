@@ -17,6 +17,7 @@ from tff_partial.arguments import checked_numbers
 from tff_partial.arguments import spelling
 from tff_partial.data import cohorts
 from tff_partial.data import vocabularies
+from tff_partial.data import vocabulary_checks
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import client_selection
@@ -174,7 +175,7 @@ def check(
     )
   if validation is not None:
     validation.check(run_state.remembered(process))
-    vocabularies.check_alike(clients, validation.clients)
+    vocabulary_checks.check_alike(clients, validation.clients)
     validation.check_metric(select.metric)
     selection.warn_of_direction(select)
   return training_loop.TrainingLoop(

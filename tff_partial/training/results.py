@@ -29,8 +29,8 @@ class TrainingResult:
     train: The last round's training metrics; empty for a private run without
       diagnostics.
     rounds: Number of rounds done.
-    diverged: True if the run was stopped because its loss diverged, or if its
-      last validation diverged.
+    diverged: True if the run was stopped because its loss diverged, if no
+      client of its last round was finite, or if its last validation diverged.
     ended_by: Name of the callback that ended the run, or None.
     seconds: `total`, `per_round_median` and `first_round` of this call; the
       latter two are NaN if no round was left to do.

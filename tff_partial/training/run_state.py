@@ -230,7 +230,9 @@ class Run:
 
   def has_diverged(self, stop: selection.StoppingRule) -> bool:
     """Return True if the training or the last validation has diverged."""
-    if self.notes.diverging_rounds >= stop.rounds:
+    train = self.notes.train
+    is_lost = train.get('num_not_finite') and not train['num_clients']
+    if is_lost or self.notes.diverging_rounds >= stop.rounds:
       return True
     measured = self.notes.validation
     if measured is None:

@@ -72,20 +72,20 @@ def read(checkpoint: pathlib.Path, expected: Any) -> Any:
 
 
 def read_group(checkpoint: pathlib.Path, *path: str) -> dict[str, np.ndarray]:
-  """Read the variables below a path of a checkpoint, by name.
+  """Read the variables below a path of a checkpoint, by name; '' for its own.
 
   Raises:
     DamagedError: If its files cannot be read.
   """
-  first = '/'.join((_FIRST, *path, ''))
+  first = '/'.join((_FIRST, *path))
   try:
     reader = tf.train.load_checkpoint(str(checkpoint / _VARIABLES))
     return {
-      _unescaped(name.removeprefix(first).removesuffix(_LAST)): (
+      _unescaped(name[len(first) : -len(_LAST)].removeprefix('/')): (
         reader.get_tensor(name)
       )
       for name in reader.get_variable_to_shape_map()
-      if name.startswith(first)
+      if name.startswith(f'{first}/')
     }
   except Exception as error:  # Any damage of a file surfaces differently.
     raise DamagedError(str(error) or type(error).__name__) from error

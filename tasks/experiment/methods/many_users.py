@@ -43,7 +43,10 @@ def fine_tuning_eval(
 ) -> Evaluation:
   """Build an evaluation after fine-tuning; with tables, as in a round."""
   if _keeps_tables(model, run):
-    measuring['personalise'] = run.local.joint_phase()
+    measuring['personalise'] = dataclasses.replace(
+      run.local.when_measured(run.local.joint_phase()),
+      variable_filter=run.local.tuned,
+    )
   return building.builder('build_fine_tuning_eval')(
     model, client_state=tff_partial.client_state.persist_local, **measuring
   )

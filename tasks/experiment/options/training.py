@@ -275,7 +275,11 @@ class LocalTraining(Options):
     if self.evaluation_reconstruction_epochs is not None:
       changes['epochs'] = self.evaluation_reconstruction_epochs
     if rate is not None:
-      changes['optimizer'] = dataclasses.replace(
+      optimizer = dataclasses.replace(
         self.reconstruction, learning_rate=rate
       ).build()
+      if isinstance(phase.optimizer, Mapping):
+        # What trains other tiers are flags `update_*`.
+        optimizer = {**phase.optimizer, tff_partial.tiers.LOCAL: optimizer}
+      changes['optimizer'] = optimizer
     return dataclasses.replace(phase, **changes)

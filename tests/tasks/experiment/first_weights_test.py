@@ -4,6 +4,7 @@ import pytest
 
 from tasks.errors import OptionError
 from tasks.experiment.options.first_weights import FirstWeights
+from tests.support import planted
 from tests.support.commands import result
 from tests.support.commands import run_well
 from tests.support.commands import train_small
@@ -32,6 +33,31 @@ def test_names_of_no_weights_are_refused(monkeypatch, wrong):
   how = FirstWeights(public_run='', public_weights=(wrong, 'head/.*'))
   with pytest.raises(UserError, match='public_weights=.*(is not a|matches no)'):
     how.begin(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('is_measured', [True, False])
+def test_public_weights_are_those_of_the_best_round(tmp_path, is_measured):
+  # The last round is the best, and no multiple of `evaluate_every`.
+  model = tff_partial.from_keras(stack(2, linear(name='head')), loss='mse')
+  process = tff_partial.algorithms.build_fed_avg(model)
+  measure = tff_partial.algorithms.build_fed_avg_eval(model)
+  clients = tff_partial.pack(planted.drawn({'ann': 8}), process.example_spec)
+  result = tff_partial.train(
+    process,
+    clients,
+    rounds=3,
+    clients_per_round=1,
+    evaluate_every=50,
+    validation=tff_partial.EvaluationSet(measure, clients)
+    if is_measured
+    else None,
+    output_dir=tmp_path,
+  )
+  planted.assert_same(
+    checkpoints.best_shared_weights(tmp_path / 'checkpoints'),
+    dict(result.weights.trainable['global']),
+  )
 
 
 @pytest.mark.slow

@@ -84,6 +84,13 @@ def test_names_are_kept_and_columns_are_guessed(tmp_path):
   assert frame['time'].tolist() == [3, 2, 1, 0]
 
 
+def test_a_file_without_a_known_time_says_what_is_not_read(tmp_path, caplog):
+  lines = 'user,item,rating,when\nann,Heat,3,2001\nbob,Heat,4,2002\n'
+  assert 'time' not in _read(_write(tmp_path, lines)).columns
+  assert 'the order of lines stands for it' in caplog.text
+  assert "not read ['when']" in caplog.text
+
+
 @pytest.mark.parametrize(
   ('text', 'options'),
   [
@@ -148,6 +155,10 @@ def test_long_numbers_are_times_in_their_order(tmp_path, times):
     (
       f'{_HEAD},time\na,b,1,.5\na,c,2,5e-1\na,d,2,1e99999999999999999999\n',
       "line 4: 'time' should be a number or a date .*, found '1e9999",
+    ),
+    (
+      f'{_HEAD},time\na,b,1,2001-02-03T04:05+02:00\na,c,2,2001-02-03 04:05\n',
+      "line 3: .* found '2001-02-03 04:05'. .*an offset from UTC",
     ),
     (b'user,item,rating\na,b\xff,1\n', 'byte 0xff .*save it as UTF-8'),
     (f'{_HEAD}\na,"b,1\n', 'EOF inside string starting at row 1'),

@@ -10,6 +10,8 @@ from tasks.experiment.config import Config
 from tasks.experiment.runs import running
 from tasks.experiment.trainable import Trainable
 from tests.support import commands
+import tff_partial
+from tff_partial.arguments import optimizers
 
 # (algorithm, clients a round, whether clients remember, whose vector goes in).
 _RECIPES = {
@@ -60,3 +62,7 @@ def test_users_train_their_vectors_again_before_they_are_measured():
   assert (phase.epochs, phase.max_steps) == (4, 7)
   state = phase.optimizer.initialize(tf.TensorSpec([2]))
   assert state['learning_rate'] == 0.25
+  phase = config.local.when_measured(config.local.joint_phase())
+  rates = {t: optimizers.rate_of(o) for t, o in phase.optimizer.items()}
+  assert rates[tff_partial.tiers.LOCAL] == 0.25
+  assert rates[tff_partial.tiers.GLOBAL] == config.local.update.learning_rate

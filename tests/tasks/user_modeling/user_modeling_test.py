@@ -32,6 +32,7 @@ from tff_partial.client.client_work import CompositionError
 from tff_partial.client_statistics import Join
 from tff_partial.data import splits
 from tff_partial.drafts import centers as drafts
+from tff_partial.errors import UserError
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 
@@ -370,6 +371,9 @@ def test_fed_avg_leaves_tables_to_the_clients():
   assert _seen(algorithm='fine_tuning')['similarity'] > 1e-3
   tuned = Trainable(_config(algorithm='fine_tuning'), _task())
   assert tuned.remembers(_task().tests['seen'])
+  wrong = Trainable(_config(algorithm='fine_tuning', tuned='no_layer'), _task())
+  with pytest.raises(UserError, match='no_layer'):
+    wrong.evaluation(_task().tests['seen'])
 
 
 # ---- options -----------------------------------------------------------------
