@@ -10,10 +10,13 @@ import pytest
 import tensorflow as tf
 
 import tff_partial
+from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import frames
 from tff_partial.data import packing
+from tff_partial.data import vocabulary_checks
 from tff_partial.data.examples import ClientDataError
+from tff_partial.errors import UserError
 
 _SPEC = collections.OrderedDict(
   x=tf.TensorSpec([2], tf.float32),
@@ -98,6 +101,10 @@ def test_columns_are_joined_to_one_vector():
     examples.ClientDataError, match=r"Column \['a'\]: expected"
   ):
     frames.from_pandas(frame, _SPEC, inputs=['a'], **columns)
+  others = frames.from_pandas(frame, _SPEC, inputs=['b', 'a'], **columns)
+  some = cohorts.SomeClients(others, others.client_ids)
+  with pytest.raises(UserError, match=r"x: .*join the columns \['b', 'a'\]"):
+    vocabulary_checks.check_alike(clients, some)
 
 
 def test_files_of_parquet_need_what_reads_them(monkeypatch, tmp_path):

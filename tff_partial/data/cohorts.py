@@ -140,6 +140,16 @@ class SomeClients:
     """Number of clients that the other source left out."""
     return getattr(self.source, 'num_filtered', 0)
 
+  @property
+  def vocabularies(self) -> Mapping[str, Any]:
+    """Vocabularies of the other source, by column."""
+    return getattr(self.source, 'vocabularies', {})
+
+  @property
+  def columns(self) -> Mapping[str, Any]:
+    """Columns of the other source's data frame, by field."""
+    return getattr(self.source, 'columns', {})
+
   def check(self, example_spec: examples.ExampleSpec) -> None:
     """Check that all clients of the other source can be used: see `check`."""
     check(self.source, example_spec)

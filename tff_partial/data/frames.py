@@ -64,8 +64,7 @@ def from_pandas(
     capacities: Sizes to pad to; a few suitable ones by default.
 
   Raises:
-    ClientDataError: For a column that is missing, lacks values, or holds values
-      that the model cannot read.
+    ClientDataError: For a missing column, or values that are missing or unfit.
   """
   examples.check_is_spec(example_spec)
   if isinstance(frame, str | os.PathLike):
@@ -95,6 +94,7 @@ def from_pandas(
     capacities=capacities,
     num_filtered=filtered,
     vocabularies=vocabularies,
+    columns=columns,
     dropped=table.dropped,
   )
 

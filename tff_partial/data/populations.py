@@ -184,6 +184,8 @@ class Population:
     client_ids: Ids of all clients, in a fixed order.
     example_spec: Spec of one example.
     num_filtered: Number of clients left out for too few examples.
+    columns: Column of a data frame, or several that were joined to one vector,
+      by field.
     vocabularies: Column of a data frame to the vocabulary that encoded its
       values.
     dropped: Rows of a data frame that were dropped because they lacked values.
@@ -200,6 +202,7 @@ class Population:
     lengths: Sequence[int] | None = None,
     num_filtered: int = 0,
     vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
+    columns: Mapping[str, Any] | None = None,
     num_rows: table_rows.NumRows | None = None,
     dropped: data_frames.Dropped = data_frames.Dropped(),
   ):
@@ -215,12 +218,14 @@ class Population:
       lengths: Lengths to pad sequences of open length to; likewise.
       num_filtered: Number of clients left out before.
       vocabularies: Column to the vocabulary that encoded it.
+      columns: Column of a data frame, or several of one vector, by field.
       num_rows: Numbers of rows that clients need, if more.
       dropped: Rows that were dropped before.
     """
     self.example_spec = example_spec
     self.num_filtered = num_filtered
     self.vocabularies = dict(vocabularies or {})
+    self.columns = dict(columns or {})
     self.dropped = dropped
     self.client_ids = tuple(client_ids)
     self._fingerprint: str | None = None
@@ -342,7 +347,8 @@ class Population:
       members = np.array([self._index[c] for c in client_ids], np.int64)
     except KeyError as error:
       raise examples.ClientDataError(
-        f'There is no client {error.args[0]!r} among the {len(self)} clients.'
+        f'There is no client {error.args[0]!r} among the {len(self)} clients, '
+        f'such as {self.client_ids[0]!r}.'
       ) from None
     return cohorts.Cohort(
       client_ids, buckets.groups_of(self._buckets, members, seeds)

@@ -1,4 +1,4 @@
-"""Checks that measured clients and exports have the ids of training."""
+"""Checks that measured clients and exports are encoded as in training."""
 
 from collections.abc import Mapping
 import functools
@@ -11,13 +11,22 @@ from tff_partial.data.vocabularies import VocabularyError
 
 
 def check_alike(trained: Any, measured: Any) -> None:
-  """Refuse measured clients whose values have other ids than in training.
+  """Refuse measured clients whose values have other ids or places in vectors.
 
   Clients without vocabularies, such as packed arrays, bring a warning.
   """
   known = getattr(trained, 'vocabularies', {})
   found = getattr(measured, 'vocabularies', {})
   check_encoding(known, found)
+  others = getattr(measured, 'columns', {})
+  for field, columns in getattr(trained, 'columns', {}).items():
+    order = others.get(field, columns)
+    are_lists = isinstance(order, list) and isinstance(columns, list)
+    if are_lists and order != columns and set(order) == set(columns):
+      raise VocabularyError(
+        f'{field}: clients that are measured join the columns {order}, those '
+        f'that train {columns}. Name them in the order of training.'
+      )
   if known and not found:
     _warn_of_missing(tuple(known))
 

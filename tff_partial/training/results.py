@@ -47,6 +47,7 @@ class TrainingResult:
       validation clients were measured. A private run's has nothing exact,
       unless the run records `diagnostics`.
     vocabularies: Those of the training clients, by column; perhaps empty.
+    columns: Their columns of a data frame, by field, if they come from one.
   """
 
   state: Any
@@ -67,6 +68,7 @@ class TrainingResult:
   history: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)
   vocabularies: Mapping[str, Vocabulary] = dataclasses.field(repr=False)
+  columns: Mapping[str, Any] = dataclasses.field(repr=False)
 
   @property
   def server_state(self) -> Any:

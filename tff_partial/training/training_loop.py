@@ -346,6 +346,7 @@ class TrainingLoop:
       history=self.history,
       process=run.process,
       vocabularies=vocabularies,
+      columns=getattr(self.clients, 'columns', {}),
     )
 
 
