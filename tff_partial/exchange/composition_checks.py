@@ -55,7 +55,7 @@ def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
 def _check_weighting(
   aggregator: aggregators.Factory, given: Any, statistics: Sequence[Statistic]
 ) -> None:
-  """Refuse a given weighting where an aggregator takes no weights."""
+  """Refuse weights, and shares of them, where an aggregator takes none."""
   if given is ClientWeighting.UNIFORM or _weighs(aggregator):
     return
   if SCALED_BY_SHARE in statistics:
@@ -292,8 +292,8 @@ def _check_tiers(client: client_work.ClientWork) -> None:
     for phase in phases.all_phases(client.work)
   ):
     logging.warning(
-      'No variable of the model is local, so that what this algorithm does '
-      'with local ones does nothing. Name them: `from_keras(local=...)`.'
+      'No variable of the model is local, so that this algorithm trains the '
+      'global ones alone. Name local ones: `from_keras(local=...)`.'
     )
   if names and not (tiers.LOCAL in trained or client.client_state.is_frozen):
     raise CompositionError(
