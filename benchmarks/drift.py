@@ -31,7 +31,6 @@ KINDS, ROUNDS, CHANGE, SOON = 10, 30, 15, 20
 TASTES, ARRIVALS = 'tastes change', 'new users'
 COMMON = (
   '--users=1800',
-  '--validation_users=300',
   '--clients_per_round=90',
   f'--rounds={ROUNDS}',
   '--evaluate_every=5',

@@ -567,6 +567,11 @@ def test_bad_structures_are_refused(value, message):
     packing.pack({'bad': {'x': value, 'y': [0.0, 1.0]}}, spec)
 
 
+def test_class_numbers_in_place_of_one_hot_labels_have_their_loss_named():
+  with pytest.raises(ClientDataError, match='take sparse_categorical_crossen'):
+    examples.check_array([1], tf.TensorSpec([3], tf.float32), 'y')
+
+
 def test_numbers_are_no_strings():
   with pytest.raises(ClientDataError, match='type string, found int'):
     examples.check_array([1], tf.TensorSpec([], tf.string), 'here')

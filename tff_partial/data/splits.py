@@ -104,6 +104,12 @@ def order_by(keys: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
   return tf.argsort(tf.where(is_real, keys, last), stable=True)
 
 
+def chosen_by(mask: tf.Tensor) -> Chosen:
+  """Choose the examples of a mask, bool `[capacity]`, in their order."""
+  order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
+  return Chosen(order, tf.reduce_sum(tf.cast(mask, tf.int32)))
+
+
 @functools.cache  # Phases on everything then have the same part.
 def everything() -> Part:
   """Select all examples, in their order."""
@@ -296,9 +302,7 @@ def by_mark(field: str = MARK) -> Split:
       del seed
       real = _positions(examples) < count
       marked = tf.not_equal(examples[field], 0)
-      mine = tf.logical_and(real, tf.equal(marked, is_query))
-      order = tf.argsort(tf.cast(tf.logical_not(mine), tf.int32), stable=True)
-      return Chosen(order, tf.reduce_sum(tf.cast(mine, tf.int32)))
+      return chosen_by(real & tf.equal(marked, is_query))
 
     name = 'query' if is_query else 'support'
     return Part(

@@ -187,9 +187,8 @@ class _Catalogue(NamedTuple):
       )
       is_first = tf.equal(tf.gather(first, ids[1]), place)
       is_new = counts[1] & is_first & (tf.gather(seen, ids[1]) < 1)
-      number = tf.reduce_sum(tf.cast(is_new, tf.int32))
-      found = tf.argsort(tf.cast(~is_new, tf.int32), stable=True)
-      return splits.Chosen(tf.gather(order[1], found), number)
+      new = splits.chosen_by(is_new)
+      return splits.Chosen(tf.gather(order[1], new.order), new.count)
 
     return splits.Part(
       f'{split.query.name}, each new item once',

@@ -72,7 +72,7 @@ def read(checkpoint: pathlib.Path, expected: Any) -> Any:
 
 
 def read_group(checkpoint: pathlib.Path, *path: str) -> dict[str, np.ndarray]:
-  """Read the variables below a path of a checkpoint, by name; '' for its own.
+  """Read the variables of a path of a checkpoint, by the rest of their names.
 
   Raises:
     DamagedError: If its files cannot be read.
