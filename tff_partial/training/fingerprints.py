@@ -2,11 +2,12 @@
 
 A run that is resumed must be the run that was started. Serialized graphs cannot
 be compared for that: names and order in them depend on earlier traces. A
-fingerprint is made of their operations: the type of each, its attributes, the
-types of its inputs, and constants such as learning rates.
+fingerprint is made of their operations: the type of each, its attributes,
+constants such as learning rates, and the fingerprints of what it reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+import graphlib
 import hashlib
 from typing import Any
 
@@ -14,6 +15,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.dp import mechanisms
+from tff_partial.runtimes.program import leaves
+from tff_partial.runtimes.values import typed_values
 
 # Attributes that name or place operations but do not change their results.
 _IDLE_ATTRIBUTES = frozenset(
@@ -23,16 +26,18 @@ _IDLE_ATTRIBUTES = frozenset(
 
 def of_computations(*computations: tff.Computation) -> str:
   """Return the fingerprint of computations in their order, as hex digits."""
-  digest = hashlib.blake2b(digest_size=16)
+  parts = []
   for computation in computations:
-    digest.update(computation.type_signature.compact_representation().encode())
+    parts.append(computation.type_signature.compact_representation().encode())
     for leaf in _leaves(computation.to_building_block()):
       program = leaf.proto.tensorflow
       graph = tf.compat.v1.GraphDef()
       program.graph_def.Unpack(graph)
-      for line in sorted(_described(graph)):
-        digest.update(line)
-  return digest.hexdigest()
+      names = leaves.tensor_names(program.parameter)
+      results = typed_values.leaves(leaves.tensor_names(program.result))
+      arguments = [name.split(':')[0] for name in typed_values.leaves(names)]
+      parts.append(_Functions(graph).of_body(graph.node, arguments, results))
+  return _hashed(parts)
 
 
 def _leaves(block: Any) -> list[tff.framework.CompiledComputation]:
@@ -48,27 +53,75 @@ def _leaves(block: Any) -> list[tff.framework.CompiledComputation]:
   return found
 
 
-def _described(graph: tf.compat.v1.GraphDef) -> Iterator[bytes]:
-  """Yield each operation of a graph and of the functions in it."""
-  bodies: list[Iterable[Any]] = [graph.node]
-  bodies += [function.node_def for function in graph.library.function]
-  for nodes in bodies:
-    kinds = {node.name: node.op for node in nodes}
-    for node in nodes:
-      if mechanisms.SECRET not in node.name:
-        yield _operation(node, kinds)
+class _Functions:
+  """Fingerprints of the functions in a graph, by their names."""
+
+  def __init__(self, graph: tf.compat.v1.GraphDef):
+    self._functions = {f.signature.name: f for f in graph.library.function}
+    self._prints: dict[str, str] = {}
+
+  def _of_function(self, name: str) -> str:
+    if name not in self._prints:
+      function = self._functions[name]
+      signature = function.signature
+      arguments = [argument.name for argument in signature.input_arg]
+      results = [function.ret[result.name] for result in signature.output_arg]
+      self._prints[name] = self.of_body(function.node_def, arguments, results)
+    return self._prints[name]
+
+  def of_body(
+    self, nodes: Iterable[Any], arguments: Iterable[str], results: Iterable[str]
+  ) -> str:
+    """Return the fingerprint of a graph or of a function's body.
+
+    Args:
+      nodes: Its operations.
+      arguments: Names of its arguments, in their order.
+      results: Names of its results, in their order.
+    """
+    prints = {name: f'argument {n}' for n, name in enumerate(arguments)}
+    by_name = {node.name: node for node in nodes if node.name not in prints}
+    reads = {
+      name: [_source(read) for read in node.input if _source(read) in by_name]
+      for name, node in by_name.items()
+    }
+    for name in graphlib.TopologicalSorter(reads).static_order():
+      prints[name] = _hashed(self._operation(by_name[name], prints))
+    ends = [_read(name, prints) for name in results]
+    return _hashed([*sorted(prints.values()), *ends])
+
+  def _operation(self, node: Any, prints: Mapping[str, str]) -> Iterator[Any]:
+    if mechanisms.SECRET in node.name:
+      return
+    yield node.op
+    # Those with a ^ only come before it, in an order that is not kept.
+    reads = [_read(name, prints) for name in node.input]
+    yield from sorted(reads, key=lambda read: read if read[0] == '^' else '')
+    for name, value in sorted(node.attr.items()):
+      if name.startswith('_') or name in _IDLE_ATTRIBUTES:
+        continue
+      yield name
+      called = [value.func] if value.HasField('func') else value.list.func
+      if called:
+        yield from (self._of_function(function.name) for function in called)
+      else:
+        yield value.SerializeToString(deterministic=True)
 
 
-def _operation(node: Any, kinds: Mapping[str, str]) -> bytes:
-  parts = [node.op.encode()]
-  for name in node.input:
-    # A control input starts with ^; a colon precedes the index of the output.
-    source = name.lstrip('^').split(':')[0]
-    parts.append(kinds.get(source, 'argument').encode())
-  for name in sorted(node.attr):
-    value = node.attr[name]
-    is_function = value.WhichOneof('value') == 'func'
-    if not (is_function or name.startswith('_') or name in _IDLE_ATTRIBUTES):
-      parts.append(name.encode())
-      parts.append(value.SerializeToString(deterministic=True))
-  return b'\x1f'.join(parts)
+def _source(read: str) -> str:
+  """Return the operation of an input: `b` of `^b`, `b:1` and `b:output:0`."""
+  return read.lstrip('^').split(':')[0]
+
+
+def _read(name: str, prints: Mapping[str, str]) -> str:
+  """Return an input, or a result, with a fingerprint for its operation."""
+  source = _source(name)
+  return name.replace(source, prints[source], 1)
+
+
+def _hashed(parts: Iterable[str | bytes]) -> str:
+  digest = hashlib.blake2b(digest_size=16)
+  for part in parts:
+    encoded = part.encode() if isinstance(part, str) else part
+    digest.update(len(encoded).to_bytes(8, 'big') + encoded)
+  return digest.hexdigest()

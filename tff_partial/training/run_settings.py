@@ -1,7 +1,9 @@
 """Settings of a run, so that no other resumes from its checkpoints."""
 
 from collections.abc import Iterator, Mapping
+import itertools
 import numbers
+import re
 from typing import Any
 
 import tensorflow_federated as tff
@@ -20,10 +22,11 @@ from tff_partial.training.errors import ProgramError
 _CLIENTS_COMPARED = 64
 # Descriptions of settings whose values alone mean nothing.
 RELEASED = 'released'
-_PHASES = 'phases of the process'
-_LATER = RELEASED, 'validation remembering', 'validation work', _PHASES
+_PHASES = 'phases'
+_LATER = RELEASED, 'validation remembering'
 _SETTINGS = {
-  _PHASES: 'process (which phase has which learning rate, epochs or steps)',
+  _PHASES: 'setting of a phase of the process',
+  f'validation {_PHASES}': 'setting of a phase of the validation',
   'process': 'process (algorithm, model, optimizers or learning rates)',
   'examples': "clients' examples",
   RELEASED: 'release before the first round, such as a private vocabulary,',
@@ -76,25 +79,21 @@ def describe(loop: training_loop.TrainingLoop) -> dict[str, str]:
 
 
 def of_process(process: processes.PartialProcess) -> dict[str, str]:
-  """Describe a process: by its fingerprint, and by its phases in their order.
-
-  A fingerprint is of operations in no order, so that it is the same if two
-  phases swap their learning rates, epochs or steps.
-  """
+  """Describe a process: by numbers to name what differs, then in full."""
   work = process.work.work if process.work is not None else ()
   return {
+    _PHASES: _numbers_of_phases(work),
     'process': fingerprints.of_computations(
       process.initialize, process.next, process.initialize_client
     ),
-    _PHASES: _numbers_of_phases(work),
   }
 
 
 def of_evaluation(measure: evaluation.Evaluation) -> dict[str, str]:
   """Describe an evaluation likewise."""
   return {
+    _PHASES: _numbers_of_phases(measure.parts.work),
     'evaluation': fingerprints.of_computations(measure.evaluate),
-    'work': _numbers_of_phases(measure.parts.work),
   }
 
 
@@ -136,12 +135,18 @@ def check(
   for name in {**before, **now}:
     if name in _LATER and name not in before:
       continue  # Runs of older versions lack it.
+    if name.endswith(_PHASES) and not (name in before and name in now):
+      continue  # One has no validation, or is older: other names say so.
     if before.get(name) != now.get(name):
       break
   else:
     return
   what = f'the {_SETTINGS[name]}' if name in _SETTINGS else name
   noted = [one.get(name, 'nothing') for one in (before, now)]
+  if name.endswith(_PHASES):  # Name the first that differs.
+    each = [re.split('[;,] ', note) for note in noted]
+    pairs = itertools.zip_longest(*each, fillvalue='nothing')
+    noted = next([old, new] for old, new in pairs if old != new)
   changed = f'{what} was {noted[0]} and is now {noted[1]}'
   # Fingerprints explain nothing.
   if name.endswith('examples'):

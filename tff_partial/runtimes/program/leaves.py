@@ -65,9 +65,9 @@ class Leaf:
     data_loops.as_loops(self._graph_def)
     self._initializer = program.initialize_op
     self.owns_resources = bool(self._initializer)
-    self._result = _tensor_names(program.result)
+    self._result = tensor_names(program.result)
     self._inputs = (
-      typed_values.leaves(_tensor_names(program.parameter))
+      typed_values.leaves(tensor_names(program.parameter))
       if program.HasField('parameter')
       else []
     )
@@ -193,11 +193,11 @@ def _adding_in_place(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
   return changed
 
 
-def _tensor_names(binding: Any) -> Any:
+def tensor_names(binding: Any) -> Any:
   """Return the names of a binding's tensors, nested like the value."""
   kind = binding.WhichOneof('binding')
   if kind == 'struct':
-    return [_tensor_names(element) for element in binding.struct.element]
+    return [tensor_names(element) for element in binding.struct.element]
   if kind == 'tensor':
     return binding.tensor.tensor_name
   if kind == 'sequence':
