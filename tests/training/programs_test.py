@@ -259,6 +259,18 @@ def test_clients_with_other_ids_for_values_are_refused(world, monkeypatch):
       world.train(rounds=1)
 
 
+def test_a_folder_says_in_what_order_vectors_have_their_columns(
+  world, tmp_path, monkeypatch
+):
+  train, held = world.clients, world.validation
+  monkeypatch.setattr(train, 'columns', {'x': ['age', 'height']})
+  world.train(output_dir=tmp_path, rounds=1)
+  saved = programs.load(world.process, tmp_path)
+  monkeypatch.setattr(held.clients, 'columns', {'x': ['height', 'age']})
+  with pytest.raises(vocabularies.VocabularyError, match='x: .* in the order'):
+    programs.evaluate(held, saved, client_store=saved.best_client_store)
+
+
 def test_a_folder_in_use_is_named_before_a_run_begins(
   world, tmp_path, monkeypatch
 ):

@@ -184,8 +184,7 @@ class Population:
     client_ids: Ids of all clients, in a fixed order.
     example_spec: Spec of one example.
     num_filtered: Number of clients left out for too few examples.
-    columns: Column of a data frame, or several that were joined to one vector,
-      by field.
+    columns: Columns of a data frame that were joined to a vector, by field.
     vocabularies: Column of a data frame to the vocabulary that encoded its
       values.
     dropped: Rows of a data frame that were dropped because they lacked values.
@@ -225,7 +224,11 @@ class Population:
     self.example_spec = example_spec
     self.num_filtered = num_filtered
     self.vocabularies = dict(vocabularies or {})
-    self.columns = dict(columns or {})
+    self.columns = {
+      field: list(map(str, joined))
+      for field, joined in (columns or {}).items()
+      if isinstance(joined, list)
+    }
     self.dropped = dropped
     self.client_ids = tuple(client_ids)
     self._fingerprint: str | None = None

@@ -21,8 +21,7 @@ def check_alike(trained: Any, measured: Any) -> None:
   others = getattr(measured, 'columns', {})
   for field, columns in getattr(trained, 'columns', {}).items():
     order = others.get(field, columns)
-    are_lists = isinstance(order, list) and isinstance(columns, list)
-    if are_lists and order != columns and set(order) == set(columns):
+    if order != columns and set(order) == set(columns):
       raise VocabularyError(
         f'{field}: clients that are measured join the columns {order}, those '
         f'that train {columns}. Name them in the order of training.'

@@ -286,4 +286,5 @@ def load(
     run.best_held,
     process,
     vocabularies.kept_in(output_dir),
+    run.notes.columns,
   )

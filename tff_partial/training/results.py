@@ -47,7 +47,7 @@ class TrainingResult:
       validation clients were measured. A private run's has nothing exact,
       unless the run records `diagnostics`.
     vocabularies: Those of the training clients, by column; perhaps empty.
-    columns: Their columns of a data frame, by field, if they come from one.
+    columns: Their columns that were joined to a vector, by field.
   """
 
   state: Any
@@ -68,7 +68,7 @@ class TrainingResult:
   history: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)
   vocabularies: Mapping[str, Vocabulary] = dataclasses.field(repr=False)
-  columns: Mapping[str, Any] = dataclasses.field(repr=False)
+  columns: Mapping[str, list[str]] = dataclasses.field(repr=False)
 
   @property
   def server_state(self) -> Any:
@@ -124,6 +124,7 @@ class Saved:
     best_client_store: Those after the best round, or the last one.
     best_server_state: Server state other than the best weights, or None.
     vocabularies: Those of the training clients, by column; perhaps empty.
+    columns: Their columns that were joined to a vector, by field.
   """
 
   rounds: int
@@ -136,6 +137,7 @@ class Saved:
   best_server_state: Any = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)
   vocabularies: Mapping[str, Vocabulary] = dataclasses.field(repr=False)
+  columns: Mapping[str, list[str]] = dataclasses.field(repr=False)
 
 
 def weights_of(model: models.PartialModel, weights: Any) -> Any:

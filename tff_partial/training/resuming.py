@@ -80,6 +80,7 @@ def _begin(
     elif run.notes.secret is not None and output_dir is not None:
       _check_unpublished(output_dir)
     run.notes.settings = settings
+  run.notes.columns = getattr(loop.clients, 'columns', {})
   if output_dir is not None:
     known = getattr(loop.clients, 'vocabularies', {})
     with files.writing(f'Cannot write to {output_dir}'):

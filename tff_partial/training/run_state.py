@@ -44,6 +44,7 @@ class Notes:
       reveals which clients took part, and is only here and in the checkpoints.
     settings: The settings that must match to resume the run.
     deletions: Number of clients deleted from the store.
+    columns: Those of a data frame that were joined to a vector, by field.
   """
 
   best_round: int | None = None
@@ -62,6 +63,7 @@ class Notes:
   secret: int | None = None
   settings: dict[str, str] = dataclasses.field(default_factory=dict)
   deletions: int | None = None
+  columns: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
 
 # Notes that a validation replaces.

@@ -346,7 +346,7 @@ class TrainingLoop:
       history=self.history,
       process=run.process,
       vocabularies=vocabularies,
-      columns=getattr(self.clients, 'columns', {}),
+      columns=run.notes.columns,
     )
 
 
