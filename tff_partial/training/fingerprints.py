@@ -18,6 +18,8 @@ from tff_partial.dp import mechanisms
 from tff_partial.runtimes.program import leaves
 from tff_partial.runtimes.values import typed_values
 
+# Precedes the digits; older versions, which told operations by less, had none.
+FORM = 'reads '
 # Attributes that name or place operations but do not change their results.
 _IDLE_ATTRIBUTES = frozenset(
   ('config', 'config_proto', 'container', 'executor_type', 'shared_name')
@@ -25,7 +27,7 @@ _IDLE_ATTRIBUTES = frozenset(
 
 
 def of_computations(*computations: tff.Computation) -> str:
-  """Return the fingerprint of computations in their order, as hex digits."""
+  """Return the fingerprint of computations in their order."""
   parts = []
   for computation in computations:
     parts.append(computation.type_signature.compact_representation().encode())
@@ -37,7 +39,7 @@ def of_computations(*computations: tff.Computation) -> str:
       results = typed_values.leaves(leaves.tensor_names(program.result))
       arguments = [name.split(':')[0] for name in typed_values.leaves(names)]
       parts.append(_Functions(graph).of_body(graph.node, arguments, results))
-  return _hashed(parts)
+  return FORM + _hashed(parts)
 
 
 def _leaves(block: Any) -> list[tff.framework.CompiledComputation]:

@@ -6,6 +6,7 @@ import numbers
 import re
 from typing import Any
 
+from absl import logging
 import tensorflow_federated as tff
 
 from tff_partial import evaluation
@@ -22,11 +23,13 @@ from tff_partial.training.errors import ProgramError
 _CLIENTS_COMPARED = 64
 # Descriptions of settings whose values alone mean nothing.
 RELEASED = 'released'
-_PHASES = 'phases'
 _LATER = RELEASED, 'validation remembering'
+_COMPUTATIONS = 'process', 'validation evaluation'
+# Numbers in these fingerprints, to name what differs.
+_NUMBERS = _PHASES, _VALIDATION = 'phases of the process', 'validation work'
 _SETTINGS = {
   _PHASES: 'setting of a phase of the process',
-  f'validation {_PHASES}': 'setting of a phase of the validation',
+  _VALIDATION: 'setting of a phase of the validation',
   'process': 'process (algorithm, model, optimizers or learning rates)',
   'examples': "clients' examples",
   RELEASED: 'release before the first round, such as a private vocabulary,',
@@ -92,7 +95,7 @@ def of_process(process: processes.PartialProcess) -> dict[str, str]:
 def of_evaluation(measure: evaluation.Evaluation) -> dict[str, str]:
   """Describe an evaluation likewise."""
   return {
-    _PHASES: _numbers_of_phases(measure.parts.work),
+    'work': _numbers_of_phases(measure.parts.work),
     'evaluation': fingerprints.of_computations(measure.evaluate),
   }
 
@@ -135,15 +138,25 @@ def check(
   for name in {**before, **now}:
     if name in _LATER and name not in before:
       continue  # Runs of older versions lack it.
-    if name.endswith(_PHASES) and not (name in before and name in now):
+    in_both = name in before and name in now
+    if name in _NUMBERS and not in_both:
       continue  # One has no validation, or is older: other names say so.
+    is_computation = in_both and name in _COMPUTATIONS
+    if is_computation and not before[name].startswith(fingerprints.FORM):
+      logging.warning(
+        '%s: an older version began this run. Its %s is not compared with '
+        'that of today: see that it is the same.',
+        where,
+        name,
+      )
+      continue
     if before.get(name) != now.get(name):
       break
   else:
     return
   what = f'the {_SETTINGS[name]}' if name in _SETTINGS else name
   noted = [one.get(name, 'nothing') for one in (before, now)]
-  if name.endswith(_PHASES):  # Name the first that differs.
+  if name in _NUMBERS:  # Name the first that differs.
     each = [re.split('[;,] ', note) for note in noted]
     pairs = itertools.zip_longest(*each, fillvalue='nothing')
     noted = next([old, new] for old, new in pairs if old != new)
@@ -151,7 +164,7 @@ def check(
   # Fingerprints explain nothing.
   if name.endswith('examples'):
     changed = f'{what} are others'
-  elif name.endswith(('process', 'evaluation')):
+  elif name in _COMPUTATIONS:
     changed = f'{what}: it is another one'
     if 'nothing' in noted:
       changed = f'{what}: there {"is" if noted[0] != "nothing" else "was"} none'
