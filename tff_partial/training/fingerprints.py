@@ -84,7 +84,7 @@ class _Functions:
     prints = {name: f'argument {n}' for n, name in enumerate(arguments)}
     by_name = {node.name: node for node in nodes if node.name not in prints}
     reads = {
-      name: [_source(read) for read in node.input if _source(read) in by_name]
+      name: set(map(_source, node.input)) & by_name.keys()
       for name, node in by_name.items()
     }
     for name in graphlib.TopologicalSorter(reads).static_order():

@@ -156,8 +156,8 @@ def check(
     return
   what = f'the {_SETTINGS[name]}' if name in _SETTINGS else name
   noted = [one.get(name, 'nothing') for one in (before, now)]
-  if name in _NUMBERS:  # Name the first that differs.
-    each = [re.split('[;,] ', note) for note in noted]
+  if name in _NUMBERS:  # Name the first that differs, as a user writes it.
+    each = [re.split('[;,] ', note.replace(' _', ' ')) for note in noted]
     pairs = itertools.zip_longest(*each, fillvalue='nothing')
     noted = next([old, new] for old, new in pairs if old != new)
   changed = f'{what} was {noted[0]} and is now {noted[1]}'
