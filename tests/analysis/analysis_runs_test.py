@@ -232,6 +232,16 @@ def test_empty_cells_are_no_values(tmp_path):
   assert read.values.to_dict() == {2: 1.5, 4: 1.1}
 
 
+def test_runs_behind_links_count_and_each_once(tmp_path):
+  elsewhere = folders.write(tmp_path, 'elsewhere/b', seed=1)
+  (sweep := tmp_path / 'sweep').mkdir()
+  folders.write(sweep, 'a')
+  for name in ('b', 'c'):
+    (sweep / name).symlink_to(elsewhere, target_is_directory=True)
+  (sweep / 'a' / 'up').symlink_to(sweep, target_is_directory=True)
+  assert [run.name for run in run_folders.find([sweep])] == ['a', 'b']
+
+
 def test_the_band_is_one_deviation_over_common_rounds():
   traces = [
     curves.Trace(pd.Series([1.0, 2.0, 9.0], [1, 2, 3])),

@@ -172,6 +172,8 @@ def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
 def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
   """Find all runs in some folders and below them, sorted by path.
 
+  Links are followed; a run that several lead to is there once.
+
   Raises:
     AnalysisError: If a folder does not exist or holds no run, or if the result
       of a run cannot be read.
@@ -183,22 +185,33 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
       raise AnalysisError(
         f'{root}: there is no such folder. Give one with runs in it or below.'
       )
-    places = {
-      path.parent
-      for file in (FLAGS_FILE, RESULT_FILE, files.METRICS_FILE)
-      for path in root.rglob(file)
-    }
+    places = _places(root)
     if not places:
       raise AnalysisError(
         f'{root}: there is no run here or below, since there is no '
         f'{RESULT_FILE} and no {FLAGS_FILE}. Train one first.'
       )
     failures = _failures(root)
-    for place in sorted(places):
+    for place in places:
       run = _read(place, root)
       run = dataclasses.replace(run, failure=failures.get(run.name))
       found.setdefault(place.resolve(), run)
   return list(found.values())
+
+
+def _places(root: pathlib.Path) -> list[pathlib.Path]:
+  """Return the folders with a file of a run, sorted, each once."""
+  found, walked = [], set()
+  for name, inner, names in os.walk(root, followlinks=True):
+    inner.sort()
+    folder = pathlib.Path(name)
+    real = folder.resolve()
+    if real in walked:
+      inner.clear()
+    elif not {FLAGS_FILE, RESULT_FILE, files.METRICS_FILE}.isdisjoint(names):
+      found.append(folder)
+    walked.add(real)
+  return sorted(found)
 
 
 def find_absent(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
