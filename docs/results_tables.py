@@ -111,7 +111,7 @@ def add(
   of: str = 'last',
   over: str = 'seed',
   pages: pathlib.Path = PAGES,
-) -> int:
+) -> None:
   """Put the results of runs into a table, as a new row or in place of one.
 
   Args:
@@ -122,9 +122,6 @@ def add(
     of: The `last` round, or the `best`.
     over: The flags in which runs differ, divided by commas.
     pages: The folder of the pages.
-
-  Returns:
-    The number of runs in the row.
 
   Raises:
     ValueError: If runs differ in more, or some have not ended.
@@ -156,7 +153,7 @@ def add(
   names = [_column(text) for text in frame]
   frame = frame[sorted(frame, key=lambda text: names.index(_column(text)))]
   frame.fillna('').to_csv(pages / 'tables' / f'{name}.csv')
-  return len(runs)
+  sys.stdout.write(f'{row}: {len(runs)} runs.\n')
 
 
 def _column(text: str) -> str:
@@ -177,7 +174,7 @@ def main() -> None:
   parser.add_argument('--column', action='append', help='COLUMN=METRIC')
   options = parser.parse_args()
   if options.table:
-    count = add(
+    add(
       options.table,
       options.row,
       options.sweep_dir,
@@ -185,7 +182,6 @@ def main() -> None:
       of=options.of,
       over=options.over,
     )
-    sys.stdout.write(f'{options.row}: {count} runs.\n')
   for name in write():
     sys.stdout.write(f'Written: {name}.\n')
 

@@ -11,7 +11,6 @@ examples, their values are shown, too.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 import re
 from typing import TYPE_CHECKING
@@ -29,9 +28,8 @@ from tff_partial import analysis
 from tff_partial.training import files
 
 if TYPE_CHECKING:
-  from tasks.experiment.trainable import Trainable
-  from tff_partial import evaluation
   from tff_partial.data import splits
+  from tff_partial.evaluation import Evaluation
 
 _FILE, _PICTURE = 'new_users.csv', 'new_users.png'
 _WHO, _SUPPORT = 'who', 'support'
@@ -74,13 +72,6 @@ def _sizes(asked: Support) -> list[int]:
   return sizes
 
 
-def _evaluation(
-  trainable: Trainable, part: str, split: splits.Split
-) -> evaluation.Evaluation:
-  """Return the algorithm's evaluation with another support set."""
-  return trainable.evaluation(tasks_lib.EvaluationClients(part, False, split))
-
-
 def _advice(task: Options) -> str:
   """Return what holds users out, among a task's options."""
   for name, flag in _HELD_OUT.items():
@@ -107,7 +98,11 @@ def main(config: Config, output: Output, asked: Support) -> None:
         f'training. {_advice(config.task)}'
       )
     for name, who in new.items():
-      build = functools.partial(_evaluation, trainable, who.part)
+
+      def build(split: splits.Split, part: str = who.part) -> Evaluation:
+        clients = tasks_lib.EvaluationClients(part, False, split)
+        return trainable.evaluation(clients)
+
       spec = build(tff_partial.splits.first(sizes[-1], after)).example_spec
       measured = tff_partial.measure_by_support(
         build,

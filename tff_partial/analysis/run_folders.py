@@ -43,12 +43,8 @@ FOLDER = 'folder'
 # Flags that do not distinguish runs: seeds and divisions of the data make
 # repetitions, and the others change no result.
 _SEED, _DIVISION = _REPETITIONS = 'seed', 'user_model_repeat'
-_SILENT = frozenset(
-  (
-    *(*_REPETITIONS, 'output_dir', 'data_dir', 'download', 'progress'),
-    *('tensorboard', 'projector'),
-  )
-)
+_SILENT = {*_REPETITIONS, 'output_dir', 'data_dir', 'download', 'progress'}
+_SILENT |= {'tensorboard', 'projector'}
 # Flags whose values need no name in a label.
 _SELF_EXPLAINING = (FOLDER, 'task', 'algorithm')
 
@@ -170,9 +166,7 @@ def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
-  """Find all runs in some folders and below them, sorted by path.
-
-  Links are followed; a run that several lead to is there once.
+  """Find all runs in and below some folders, also behind links, sorted by path.
 
   Raises:
     AnalysisError: If a folder does not exist or holds no run, or if the result
@@ -204,12 +198,10 @@ def _places(root: pathlib.Path) -> list[pathlib.Path]:
   found, walked = [], set()
   for name, inner, names in os.walk(root, followlinks=True):
     inner.sort()
-    folder = pathlib.Path(name)
-    real = folder.resolve()
-    if real in walked:
+    if (real := os.path.realpath(name)) in walked:
       inner.clear()
     elif not {FLAGS_FILE, RESULT_FILE, files.METRICS_FILE}.isdisjoint(names):
-      found.append(folder)
+      found.append(pathlib.Path(name))
     walked.add(real)
   return sorted(found)
 
