@@ -15,7 +15,6 @@ import pathlib
 import re
 from typing import TYPE_CHECKING
 
-from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
@@ -28,6 +27,7 @@ from tff_partial import analysis
 from tff_partial.training import files
 
 if TYPE_CHECKING:
+  from tasks.task import EvaluationClients
   from tff_partial.data import splits
   from tff_partial.evaluation import Evaluation
 
@@ -99,9 +99,8 @@ def main(config: Config, output: Output, asked: Support) -> None:
       )
     for name, who in new.items():
 
-      def build(split: splits.Split, part: str = who.part) -> Evaluation:
-        clients = tasks_lib.EvaluationClients(part, False, split)
-        return trainable.evaluation(clients)
+      def build(split: splits.Split, of: EvaluationClients = who) -> Evaluation:
+        return trainable.evaluation(dataclasses.replace(of, split=split))
 
       spec = build(tff_partial.splits.first(sizes[-1], after)).example_spec
       measured = tff_partial.measure_by_support(

@@ -43,8 +43,8 @@ FOLDER = 'folder'
 # Flags that do not distinguish runs: seeds and divisions of the data make
 # repetitions, and the others change no result.
 _SEED, _DIVISION = _REPETITIONS = 'seed', 'user_model_repeat'
-_SILENT = {*_REPETITIONS, 'output_dir', 'data_dir', 'download', 'progress'}
-_SILENT |= {'tensorboard', 'projector'}
+_OUTPUTS = {'output_dir', 'progress', 'projector', 'tensorboard'}
+_SILENT = {*_REPETITIONS, *_OUTPUTS, 'data_dir', 'download'}
 # Flags whose values need no name in a label.
 _SELF_EXPLAINING = (FOLDER, 'task', 'algorithm')
 
