@@ -100,8 +100,7 @@ def detail(default: Any, text: str, **limits: Any) -> Any:
   return option(default, text, python_only=True, **limits)
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
   """An option with its value.
 
   Attributes:
@@ -195,6 +194,21 @@ def _types(kind: Any) -> dict[str, Any]:
   return get_type_hints(kind)
 
 
+@functools.cache
+def _declared(kind: Any) -> list[tuple[str, Option, Any, bool]]:
+  """Return name, option, type and whether it may be None of own options."""
+  found = []
+  for field in dataclasses.fields(kind):
+    if (said := field.metadata.get(_OPTION)) is not None:
+      type_of = _types(kind)[field.name]
+      own = [each for each in get_args(type_of) if each is not type(None)]
+      may_be_none = type(None) in get_args(type_of)
+      found.append(
+        (field.name, said, own[0] if may_be_none else type_of, may_be_none)
+      )
+  return found
+
+
 class Options:
   """The base of all classes of options.
 
@@ -237,21 +251,13 @@ class Options:
 
   def own_choices(self) -> Iterator[Choice]:
     """Yield the choices of the class, without those of nested options."""
-    types = _types(cast(Any, type(self)))
-    for field in dataclasses.fields(cast(Any, self)):
-      said = field.metadata.get(_OPTION)
-      if said is None:
-        continue
-      kind, may_be_none = types[field.name], False
-      if type(None) in get_args(kind):
-        (kind,) = (each for each in get_args(kind) if each is not type(None))
-        may_be_none = True
+    for name, said, kind, may_be_none in _declared(cast(Any, type(self))):
       yield Choice(
-        path=(field.name,),
-        flag=said.flag or f'{self.flag_prefix}{field.name}',
+        path=(name,),
+        flag=said.flag or f'{self.flag_prefix}{name}',
         title=said.group or self.title,
         text=said.text.format(self),
-        value=getattr(self, field.name),
+        value=getattr(self, name),
         kind=kind,
         may_be_none=may_be_none,
         option=said,
@@ -264,10 +270,8 @@ class Options:
       part = getattr(self, field.name)
       if isinstance(part, Options):
         for choice in part.choices():
-          yield dataclasses.replace(
-            choice,
-            path=(field.name, *choice.path),
-            title=choice.title or self.title,
+          yield choice._replace(
+            path=(field.name, *choice.path), title=choice.title or self.title
           )
 
   def flags(self) -> dict[str, Any]:

@@ -112,7 +112,15 @@ class Made:
   objective: Callable[..., Any]
 
 
-@pytest.fixture(scope='module', name='made', params=KINDS)
+# Tracing an LSTM takes as long as all others together.
+@pytest.fixture(
+  scope='module',
+  name='made',
+  params=[
+    pytest.param(kind, marks=pytest.mark.slow if kind == 'sequences' else ())
+    for kind in KINDS
+  ],
+)
 def fixture_made(request) -> Made:
   kind = KINDS[request.param]
   keras = kind.build()

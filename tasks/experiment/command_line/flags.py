@@ -56,7 +56,7 @@ def _joined(first: Choice, second: Choice) -> Choice:
     choices=choices and tuple(dict.fromkeys(choices)),
     differs_by_task=first.option.differs_by_task or differs,
   )
-  return dataclasses.replace(first, option=option)
+  return first._replace(option=option)
 
 
 def define(
