@@ -196,16 +196,14 @@ def _types(kind: Any) -> dict[str, Any]:
 
 @functools.cache
 def _declared(kind: Any) -> list[tuple[str, Option, Any, bool]]:
-  """Return name, option, type and whether it may be None of own options."""
+  """Return field, definition, type and "may be None" of own options."""
   found = []
   for field in dataclasses.fields(kind):
     if (said := field.metadata.get(_OPTION)) is not None:
       type_of = _types(kind)[field.name]
-      own = [each for each in get_args(type_of) if each is not type(None)]
-      may_be_none = type(None) in get_args(type_of)
-      found.append(
-        (field.name, said, own[0] if may_be_none else type_of, may_be_none)
-      )
+      if may_be_none := type(None) in get_args(type_of):
+        (type_of,) = {*get_args(type_of)} - {type(None)}
+      found.append((field.name, said, type_of, may_be_none))
   return found
 
 

@@ -429,7 +429,7 @@ def rows(quick: Collection[str]) -> list[Any]:
   ]
 
 
-# Quick are those of three of the papers.
+# `make test` runs the algorithms of three of the papers.
 @pytest.fixture(
   scope='module', name='row', params=rows(('fed_recon', 'furl', 'hpfl'))
 )
