@@ -127,8 +127,8 @@ def gather(
   unknown = [name for name in metrics if name not in known]
   if unknown:
     raise AnalysisError(
-      f'No run has measured {unknown[0]!r}. Choose a path in result.json, as '
-      f'seconds/total, or one of {", ".join(filter(_is_default, known))}.'
+      f'No run has measured {unknown[0]!r}. Use a path, such as seconds/total, '
+      f'in result.json, or one of {", ".join(filter(_is_default, known))}.'
     )
   metrics = metrics or [name for name in known if _is_default(name)]
   rows = []
